@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * kvtier: a KV cache in tiers.
+ *
+ * A cache object owns planes (arrays of fixed-size encoded rows, one layer's K
+ * or V) cut into blocks, and decides in which tier each block lives: GPU,
+ * pinned RAM, RAM or disk. An engine appends rows to sequences, attends over
+ * them, and never sees where the bytes were.
+ *
+ * Rules that hold for every call:
+ *  - Functions return 0 (or a count) or a negative errno. kvt_last_error() then
+ *    holds one line for the calling thread: what was asked, how much, the
+ *    limit, and which knob changes it. A call that fails changes nothing.
+ *  - Parameter structs begin with their size: set it with KVT_INIT(). Fields
+ *    that a caller's older header lacks read as zero, and zero is the default.
+ *    A larger struct from a newer header is accepted while its tail is zero
+ *    (-E2BIG otherwise).
+ *  - Sizes are bytes unless the name says otherwise.
+ *  - Destroy and free functions cannot fail and accept NULL.
+ *  - Nothing prints. Log lines go to the callback of kvt_set_log().
+ *  - fork(): a child must not use a parent's cache; its memory is not inherited.
+ *
+ * Threads: different caches are independent. On one cache, calls on different
+ * sequences may run concurrently; calls on one sequence, or writes to one raw
+ * plane, are the caller's to order. kvt_attend*() calls on one cache take turns.
+ *
+ * Exactness: an attention output row is a function of its query row, the
+ * encoded rows it may see in position order, mask, scale, bias and codec. It
+ * does not depend on tiers, budgets, block size, threads, instruction set, or
+ * how the prompt was cut into calls.
+ */
+#ifndef KVTIER_H
+#define KVTIER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KVT_VERSION_MAJOR 0
+#define KVT_VERSION_MINOR 1
+#define KVT_VERSION_PATCH 0
+
+/* "MAJOR.MINOR.PATCH" of the library that is running. */
+const char *kvt_version(void);
+
+/* The calling thread's last error message; "" before the first. Valid until its next failing call. */
+const char *kvt_last_error(void);
+
+enum kvt_log_level { KVT_LOG_ERROR, KVT_LOG_WARN, KVT_LOG_INFO, KVT_LOG_DEBUG };
+
+/* One line, no newline. May be called from any thread, also the library's own. */
+typedef void (*kvt_log_fn)(void *user, enum kvt_log_level level, const char *line);
+
+/* Set the process's log callback; NULL (the default) drops lines. */
+void kvt_set_log(kvt_log_fn fn, void *user);
+
+/* A parameter struct, zeroed but for its size: struct kvt_attn a = KVT_INIT(a); */
+#define KVT_INIT(object) { .size = sizeof(object) }
+
+/* ---- cache -------------------------------------------------------------- */
+
+struct kvt_cache;
+struct kvt_seq;
+
+enum kvt_tier { KVT_TIER_GPU, KVT_TIER_PINNED, KVT_TIER_RAM, KVT_TIER_DISK, KVT_TIERS };
+
+/* "gpu", "pinned", "ram", "disk"; NULL for another number. */
+const char *kvt_tier_name(enum kvt_tier tier);
+
+/* How a row's elements are stored. */
+enum kvt_codec { KVT_F32, KVT_F16, KVT_BF16, KVT_CODECS };
+
+/* "f32", "f16", "bf16"; NULL for another number. */
+const char *kvt_codec_name(enum kvt_codec codec);
+
+enum kvt_host_kind { KVT_HOST_AUTO, KVT_HOST_USER, KVT_HOST_MODULE };
+enum kvt_io_kind { KVT_IO_AUTO, KVT_IO_URING, KVT_IO_THREADS };
+enum kvt_backend_kind { KVT_BACKEND_AUTO, KVT_BACKEND_CPU, KVT_BACKEND_CUDA };
+
+/*
+ * A plane: @heads x @head_dim elements a row, encoded by @codec.
+ * Its block holds floor(block_bytes / row bytes) rows.
+ */
+struct kvt_plane_params {
+	uint32_t size;
+	uint32_t codec;	   /* enum kvt_codec */
+	uint32_t heads;	   /* KV heads, 1 to 1024 */
+	uint32_t head_dim; /* elements, 1 to 8192; attention takes 8 to 512 */
+	uint32_t layer;	   /* the caller's layer index; orders planes in time: lower layers are read first */
+	uint32_t reserved;
+	uint64_t rows; /* 0: rows belong to sequences; else a raw plane of so many rows */
+};
+
+#define KVT_CACHE_HUGEPAGES	   (1u << 0) /* ask for huge pages; smaller ones serve where there are none */
+#define KVT_CACHE_NO_WRITE_VERIFY (1u << 1) /* trust the disk's word: do not read back what was written */
+#define KVT_CACHE_NUMA_STRICT	   (1u << 2) /* @numa_node or an error; default: degrade with a warning */
+
+/*
+ * Budgets are hard and are checked before anything is allocated. Block
+ * metadata, tables, scratch, staging and thread stacks count against
+ * @ram_bytes. A tier with a budget of 0 is absent; pinned or ram must exist.
+ */
+struct kvt_cache_params {
+	uint32_t size;
+	uint32_t flags; /* KVT_CACHE_* */
+	uint64_t gpu_bytes, pinned_bytes, ram_bytes, disk_bytes;
+	uint64_t block_bytes; /* a multiple of 4 KiB, 4 KiB to 2 MiB; 0: 64 KiB */
+	const char *disk_dir; /* where the slot file lives; NULL: $TMPDIR, else /var/tmp */
+	const char *name;     /* for stats and messages, at most 63 bytes; NULL: "kvtier" */
+	const struct kvt_plane_params *planes;
+	uint32_t n_planes;	 /* 1 to 65535 */
+	uint32_t threads;	 /* compute threads, 1 to 1024; 0: one for each core this process may use */
+	uint32_t max_seqs;	 /* sequences alive at once; 0: 16 */
+	uint32_t max_tokens;	 /* rows a sequence may hold; 0: 131072 */
+	uint32_t max_query_rows; /* query tokens that one pass over the KV serves; larger calls take more passes. 0: 512 */
+	uint32_t max_query_heads; /* the most query heads of any attention call; 0: the most KV heads of a plane x 8 */
+	uint32_t host;		 /* enum kvt_host_kind */
+	uint32_t io;		 /* enum kvt_io_kind */
+	uint32_t backend;	 /* enum kvt_backend_kind: what the gpu tier lives on */
+	uint32_t gpu_device;	 /* device index */
+	int32_t numa_node;	 /* node + 1 for host frames; 0: wherever */
+	uint32_t reserved;
+	uint64_t writeback_bytes_per_s; /* cap of background write-back; 0: none. An eviction that waits is not held back */
+};
+
+/*
+ * Create a cache; everything it will ever need is allocated here.
+ * -EINVAL: a parameter out of range (named); -ENOMEM: a budget below what the
+ * geometry needs (the message says how much would do), or above physical
+ * memory; -ENOENT, -EROFS, -ENOSPC, -EACCES: @disk_dir; -ENODEV: no such
+ * backend. @params and what it points to are not kept.
+ */
+int kvt_cache_create(const struct kvt_cache_params *params, struct kvt_cache **cache);
+
+/* Ends all I/O and frees the cache, its sequences and its disk space. No other call may be running. */
+void kvt_cache_destroy(struct kvt_cache *cache);
+
+/*
+ * The smallest @ram_bytes with which kvt_cache_create() and attention over
+ * @params' planes work, given the other budgets. Returns bytes, or a negative errno.
+ */
+int64_t kvt_cache_min_ram(const struct kvt_cache_params *params);
+
+/* Rows in a block of @plane, or -EINVAL. */
+int64_t kvt_plane_block_rows(const struct kvt_cache *cache, uint32_t plane);
+
+/* Bytes of an encoded row of @plane, or -EINVAL. */
+int64_t kvt_plane_row_bytes(const struct kvt_cache *cache, uint32_t plane);
+
+/* Write back all dirty full blocks and wait. 0, or the first I/O error. */
+int kvt_cache_flush(struct kvt_cache *cache);
+
+/*
+ * Run fn(arg, i) for i in [0, n) on the cache's compute threads and wait; the
+ * caller is one of them. For an engine's own work. Calls take turns.
+ */
+void kvt_cache_parallel(struct kvt_cache *cache, uint32_t n, void (*fn)(void *arg, uint32_t i), void *arg);
+
+/* ---- sequences ---------------------------------------------------------- */
+
+/* An empty sequence. -ENOSPC: @max_seqs are alive. */
+int kvt_seq_create(struct kvt_cache *cache, struct kvt_seq **seq);
+
+/*
+ * A sequence that begins with the first @tokens of @seq (at most its length).
+ * Blocks are shared; the first write to a shared block copies it.
+ */
+int kvt_seq_fork(struct kvt_seq *seq, uint32_t tokens, struct kvt_seq **fork);
+
+void kvt_seq_free(struct kvt_seq *seq);
+
+/* Tokens in the sequence. */
+uint32_t kvt_seq_len(const struct kvt_seq *seq);
+
+/*
+ * Make the sequence @n tokens longer. @tokens [n] are their ids (NULL: zeros).
+ * The new rows of every sequence plane read as zeros until they are written.
+ * -ENOSPC: @max_tokens, or every tier is full.
+ */
+int kvt_seq_append(struct kvt_seq *seq, const uint32_t *tokens, uint32_t n);
+
+/* Cut to the first @tokens. -EINVAL if the sequence is shorter. */
+int kvt_seq_truncate(struct kvt_seq *seq, uint32_t tokens);
+
+/* The ids of tokens [first, first + n). -ERANGE outside the sequence. */
+int kvt_seq_tokens(const struct kvt_seq *seq, uint32_t first, uint32_t n, uint32_t *tokens);
+
+/* Elements handed in or out, one of enum kvt_codec, or rows as they are stored. */
+#define KVT_ENCODED 0xffffu
+
+/*
+ * Rows in the caller's memory. Row i begins at data + i * stride; its heads x
+ * head_dim elements of @type are contiguous.
+ */
+struct kvt_rows {
+	void *data;
+	uint64_t stride; /* bytes; 0: rows are contiguous */
+	uint32_t type;	 /* enum kvt_codec, or KVT_ENCODED */
+	uint32_t reserved;
+};
+
+/* Write rows [first, first + n) of @plane, encoding them. -ERANGE outside the sequence. */
+int kvt_seq_write(struct kvt_seq *seq, uint32_t plane, uint32_t first, uint32_t n, const struct kvt_rows *src);
+
+/* Read rows [first, first + n) of @plane, decoded to dst->type or as stored. Verified like any read. */
+int kvt_seq_read(struct kvt_seq *seq, uint32_t plane, uint32_t first, uint32_t n, const struct kvt_rows *dst);
+
+/*
+ * Move every block of the sequence to @tier, or as many as fit there. Returns
+ * blocks now in @tier. An engine parks a paused request with KVT_TIER_DISK.
+ */
+int64_t kvt_seq_move(struct kvt_seq *seq, enum kvt_tier tier);
+
+/* ---- raw planes: rows by index, no tokens (plane params' rows != 0) ------ */
+
+/* Write @n rows to the row indices @rows [n], in order (a later one wins). -ERANGE, -EINVAL: not a raw plane. */
+int kvt_plane_write(struct kvt_cache *cache, uint32_t plane, const uint64_t *rows, uint32_t n,
+		    const struct kvt_rows *src);
+
+/* Read rows [first, first + n); rows never written are zeros. */
+int kvt_plane_read(struct kvt_cache *cache, uint32_t plane, uint64_t first, uint32_t n, const struct kvt_rows *dst);
+
+/* Rows [first, first + n) become zeros; whole blocks are given back. Costs nothing for rows never written. */
+int kvt_plane_clear(struct kvt_cache *cache, uint32_t plane, uint64_t first, uint64_t n);
+
+/* ---- borrow: hold a block's bytes where they are ------------------------- */
+
+struct kvt_borrow {
+	const void *data;     /* encoded rows, row_bytes apart; stays until returned */
+	uint32_t rows;	      /* rows that have been written to the block */
+	uint32_t row_bytes;
+	uint32_t tier;	      /* where @data is */
+	uint32_t block;	      /* the library's */
+	uint64_t content_rev; /* changes with every write */
+};
+
+/* Borrow block @index of @plane (rows from index * block_rows) for reading by the CPU. Loads it if need be. */
+int kvt_seq_borrow(struct kvt_seq *seq, uint32_t plane, uint32_t index, struct kvt_borrow *borrow);
+int kvt_plane_borrow(struct kvt_cache *cache, uint32_t plane, uint64_t index, struct kvt_borrow *borrow);
+void kvt_borrow_return(struct kvt_cache *cache, const struct kvt_borrow *borrow);
+
+/* ---- attention ----------------------------------------------------------- */
+
+#define KVT_ATTN_CAUSAL (1u << 0) /* query position p sees positions <= p (sequences only) */
+
+/*
+ * out = sum_j softmax_j(cap(scale * q.k_j) + bias_j) v_j over the rows j that
+ * the query may see. Query head h reads KV head h / (n_heads / kv_heads).
+ * A row that sees nothing is zeros. A visible score of +inf or NaN makes the
+ * whole output row NaN (0x7fc00000). A score of -inf has weight 0.
+ * Rows that a query may not see do not touch its output, whatever they hold.
+ */
+struct kvt_attn {
+	uint32_t size;
+	uint32_t flags; /* KVT_ATTN_* */
+	uint32_t k_plane, v_plane; /* the same number of KV heads; head_dim 8 to 512, may differ */
+	uint32_t n_heads;	   /* query heads, a multiple of the KV heads */
+	uint32_t window;	   /* sees only positions > p - window; 0: all (sequences only) */
+	float scale;		   /* 0: 1 / sqrt(K's head_dim) */
+	float softcap;		   /* cap(s) = softcap * tanh(s / softcap); 0: none */
+	const float *alibi;	   /* [n_heads] slopes, NULL: none. Sequences: bias = slope * (j - p); masks: slope * mask */
+	const float *sinks;	   /* [n_heads] logits that take weight and give nothing; NULL: none */
+};
+
+/* Query rows of one sequence: positions [first, first + n), which need not be its last. */
+struct kvt_attn_item {
+	struct kvt_seq *seq;
+	uint32_t first, n;
+	const float *q; /* [n][n_heads][K head_dim] */
+	float *out;	/* [n][n_heads][V head_dim] */
+};
+
+/* Attend for a batch of sequences. Items do not affect each other. On an error no output is defined. */
+int kvt_attend(struct kvt_cache *cache, const struct kvt_attn *attn, const struct kvt_attn_item *items,
+	       uint32_t n_items);
+
+/* Query rows over rows [0, n_rows) of raw planes, seen through an explicit mask. */
+struct kvt_attn_mask {
+	uint32_t size;
+	uint32_t n;	   /* query rows */
+	uint64_t n_rows;   /* KV rows, at most the planes' */
+	const void *mask;  /* [n][mask_stride] added to the scores; -inf: not seen. NULL: all seen */
+	uint64_t mask_stride; /* elements, at least n_rows */
+	uint32_t mask_type;   /* KVT_F32 or KVT_F16 */
+	uint32_t reserved;
+	const float *q; /* [n][n_heads][K head_dim] */
+	float *out;	/* [n][n_heads][V head_dim] */
+};
+
+/* As kvt_attend() over raw planes. KVT_ATTN_CAUSAL and a window are -EINVAL: the mask says what is seen. */
+int kvt_attend_mask(struct kvt_cache *cache, const struct kvt_attn *attn, const struct kvt_attn_mask *mask);
+
+/* ---- stats --------------------------------------------------------------- */
+
+struct kvt_tier_stats {
+	uint64_t budget, used, peak; /* bytes; used includes overhead where it counts against the tier */
+	uint64_t overhead;	     /* bytes of metadata, scratch, staging and stacks */
+	uint64_t frames, frames_free;
+	uint64_t blocks; /* blocks readable in this tier */
+};
+
+struct kvt_stats {
+	uint32_t size;
+	uint32_t sequences;
+	uint64_t block_bytes;
+	uint64_t blocks;	   /* alive */
+	uint64_t blocks_dirty;	   /* with no verified copy on disk */
+	struct kvt_tier_stats tier[KVT_TIERS];
+	uint64_t rows_written;
+	uint64_t hits, misses;	   /* blocks borrowed that were / were not resident */
+	uint64_t disk_reads, disk_read_bytes, disk_writes, disk_write_bytes;
+	uint64_t moves, move_bytes; /* between memory tiers */
+	uint64_t evictions, cow_copies, prefetches, prefetch_drops;
+	uint64_t digest_errors;	   /* bytes that did not match; never served */
+	uint64_t io_errors;	   /* reads and writes that failed */
+	uint64_t disk_full;	   /* writes refused for space */
+	uint64_t blocks_lost;	   /* content no tier can give any more */
+};
+
+/* Fill @stats (its size set). Exact when the cache is at rest. */
+int kvt_cache_stats(struct kvt_cache *cache, struct kvt_stats *stats);
+
+/*
+ * The same as JSON (one object; keys as in struct kvt_stats, plus names and
+ * the I/O path in use). Returns the length without the NUL; at most @bytes are
+ * written, always NUL-terminated. As snprintf, so call with 0 to learn the size.
+ */
+int64_t kvt_cache_stats_json(struct kvt_cache *cache, char *buf, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * CPU attention over one split.
+ *
+ * Positions are cut at fixed absolute boundaries: tiles of KVT_TILE within
+ * splits of KVT_SPLIT. A split has its own (max, sum, accumulator); splits are
+ * merged in ascending order by kvt_split_merge(). Within a split, tiles are
+ * taken in ascending order. Per query row the arithmetic is one fixed sequence:
+ *
+ *   s_j   = chain of fma over d = 0..k_dim-1, from +0
+ *   then scale, soft-cap, bias (one rounding each, in this order)
+ *   p_j   = exp(s_j - max) by the one polynomial of this directory
+ *   acc_d = chain of fma over the visible rows j, ascending
+ *
+ * Rows that are not visible are skipped, not multiplied by zero. Vector lanes
+ * hold different j (scores) or different d (accumulators), never parts of one
+ * sum, so that every vector width gives the same bits. The sum of p is kept in
+ * 16 lanes, j mod 16, and folded 8, 4, 2, 1 at the end of the tile.
+ * Online softmax over tiles: FlashAttention-2 (Dao 2023), algorithm 1.
+ */
+#ifndef KVT_ATTENTION_KERNEL_H
+#define KVT_ATTENTION_KERNEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define KVT_TILE 64   /* positions */
+#define KVT_SPLIT 256 /* positions; a multiple of KVT_TILE */
+#define KVT_HEAD_MAX 512
+
+/* What is the same for every row of a call. */
+struct kvt_attn_shape {
+	uint32_t k_dim, v_dim;	   /* 8 to KVT_HEAD_MAX, any integer */
+	uint32_t k_codec, v_codec; /* enum kvt_codec */
+	float scale, softcap;	   /* softcap 0: none */
+	uint32_t mask_type;	   /* KVT_F32, KVT_F16 */
+};
+
+/* The rows of one split, for one KV head. */
+struct kvt_split_rows {
+	uint64_t first;		 /* position of row 0: a multiple of KVT_SPLIT */
+	uint32_t n;		 /* rows, 1 to KVT_SPLIT */
+	const uint8_t *const *k; /* [n] whole rows; this head's elements at k[j] + k_offset */
+	const uint8_t *const *v;
+	uint32_t k_offset, v_offset; /* bytes */
+};
+
+/* Query rows that read this KV head: any tokens, any heads of the group. */
+struct kvt_query_rows {
+	uint32_t m;
+	const float *const *q;	   /* [m] -> [k_dim] */
+	const uint64_t *lo, *hi;   /* [m] row i may see positions [lo[i], hi[i]) */
+	const void *const *mask;   /* [m] -> mask elements by position (0 is position 0), or NULL: none */
+	const float *slope;	   /* [m] or NULL. With a mask: bias = slope * mask (NULL: mask); without: slope * (j - pos) */
+	const uint64_t *pos;	   /* [m] own position, for slope without mask */
+};
+
+/* (max, sum, accumulator) of m rows: max is -inf and sum 0 where nothing was seen. */
+struct kvt_attn_state {
+	float *max;   /* [m] */
+	float *sum;   /* [m]; NaN marks a row whose output is NaN */
+	float *acc;   /* [m][v_dim] */
+};
+
+struct kvt_attn_kernels {
+	const char *isa; /* "avx2", ... */
+	/* Bytes of scratch that split() needs for up to @m rows; 64-byte aligned, contents ignored. */
+	size_t (*scratch_bytes)(const struct kvt_attn_shape *, uint32_t m);
+	/* One whole split: @out is overwritten. */
+	void (*split)(const struct kvt_attn_shape *, const struct kvt_split_rows *, const struct kvt_query_rows *,
+		      struct kvt_attn_state *out, void *scratch);
+	/* @into = merge(@into, @part), rows i of both; @into covers the lower positions. */
+	void (*merge)(struct kvt_attn_state *into, const struct kvt_attn_state *part, uint32_t m, uint32_t v_dim);
+	/* Row i's output: acc / sum, sinks[i] (NULL: none) taken into the sum; zeros where nothing was seen. */
+	void (*finish)(const struct kvt_attn_state *, uint32_t m, uint32_t v_dim, const float *sinks,
+		       float *const *out);
+};
+
+/* The best for this CPU, or by name ("portable", "avx2", "avx512", "neon"); NULL if this CPU or build lacks it. */
+const struct kvt_attn_kernels *kvt_attn_kernels(const char *isa);
+
+/* Set a state to "nothing seen". */
+void kvt_attn_state_clear(struct kvt_attn_state *, uint32_t m, uint32_t v_dim);
+
+#endif

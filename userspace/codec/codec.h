@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Row codecs and the block digest.
+ *
+ * Conversions are exact upwards and round to nearest even downwards; NaN stays
+ * NaN (quieted, top payload bits kept, as F16C and ARM do), overflow is inf.
+ * Every instruction set gives the same bits.
+ */
+#ifndef KVT_CODEC_CODEC_H
+#define KVT_CODEC_CODEC_H
+
+#include <stdint.h>
+
+#include "kvtier.h"
+
+/* Bytes of @n elements; 0 for an unknown codec. */
+uint64_t kvt_codec_bytes(uint32_t codec, uint64_t n);
+
+/* @n elements of @src_type to @dst_type; they may be equal. Buffers do not overlap. */
+void kvt_codec_convert(void *dst, uint32_t dst_type, const void *src, uint32_t src_type, uint64_t n);
+
+/*
+ * The digest of a block composes from its rows, so that an append costs one
+ * row: digest(rows 0..n) = sum over r of kvt_row_digest(r, row) mod 2^64.
+ *   kvt_row_digest(r, row) = avalanche(XXH3_64bits(row) + (r + 1) * 0x9E3779B97F4A7C15)
+ * avalanche is XXH64's. XXH3: https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
+ */
+uint64_t kvt_row_digest(uint32_t row_index, const void *row, uint32_t row_bytes);
+
+/* Digest of rows [first, first + n), row_bytes apart, the first at @rows. Run-time dispatched. */
+uint64_t kvt_rows_digest(uint32_t first, uint32_t n, const void *rows, uint32_t row_bytes);
+
+#endif

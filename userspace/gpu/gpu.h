@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * GPU backend: one table of functions, five concerns (memory, launch, streams,
+ * graphs, events). Backends: cpu.c (the reference: runs the kernels' C twins in
+ * order), mock.c (tests: records, refuses, delays, reorders), cuda.c (later).
+ *
+ * Every entry is a function. What a backend lacks returns -ENOSYS; nothing is
+ * NULL and nothing succeeds silently. All return 0 or a negative errno unless
+ * said otherwise. A stream orders what is put on it; stream 0 of a backend is
+ * its default stream. Work on a stream may run at any time until it is
+ * synchronised; arguments of a launch are copied before it returns.
+ *
+ * Threads: any entry from any thread; one stream's users order themselves.
+ */
+#ifndef KVT_GPU_GPU_H
+#define KVT_GPU_GPU_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct kvt_gpu;
+
+typedef uint64_t kvt_dptr;    /* device address; 0 is none */
+typedef uint32_t kvt_kernel;  /* handle of (module, function) */
+typedef uint32_t kvt_stream;  /* 0: the default stream */
+typedef uint32_t kvt_event;
+typedef uint32_t kvt_graph;   /* an instantiated graph */
+
+struct kvt_dim3 {
+	uint32_t x, y, z;
+};
+
+struct kvt_gpu_ops {
+	const char *name; /* "cpu", "mock", "cuda" */
+	void (*close)(struct kvt_gpu *);
+
+	/* memory. alloc: aligned to 256 bytes, contents undefined; free accepts 0. */
+	int (*alloc)(struct kvt_gpu *, uint64_t bytes, kvt_dptr *);
+	void (*free)(struct kvt_gpu *, kvt_dptr);
+	int (*mem_info)(struct kvt_gpu *, uint64_t *free_bytes, uint64_t *total_bytes);
+	int (*host_alloc)(struct kvt_gpu *, uint64_t bytes, void **);
+	void (*host_free)(struct kvt_gpu *, void *);
+	int (*host_register)(struct kvt_gpu *, void *, uint64_t bytes);
+	int (*host_unregister)(struct kvt_gpu *, void *);
+	/* sync copies return when the bytes have arrived; async ones are ordered on the stream */
+	int (*copy_h2d)(struct kvt_gpu *, kvt_dptr dst, const void *src, uint64_t bytes);
+	int (*copy_d2h)(struct kvt_gpu *, void *dst, kvt_dptr src, uint64_t bytes);
+	int (*copy_d2d)(struct kvt_gpu *, kvt_dptr dst, kvt_dptr src, uint64_t bytes);
+	int (*copy_h2d_async)(struct kvt_gpu *, kvt_dptr dst, const void *src, uint64_t bytes, kvt_stream);
+	int (*copy_d2h_async)(struct kvt_gpu *, void *dst, kvt_dptr src, uint64_t bytes, kvt_stream);
+	int (*copy_d2d_async)(struct kvt_gpu *, kvt_dptr dst, kvt_dptr src, uint64_t bytes, kvt_stream);
+	/* rows of width bytes, pitches in bytes, device to device */
+	int (*copy_2d_async)(struct kvt_gpu *, kvt_dptr dst, uint64_t dst_pitch, kvt_dptr src, uint64_t src_pitch,
+			     uint64_t width, uint64_t height, kvt_stream);
+	int (*memset_async)(struct kvt_gpu *, kvt_dptr, uint8_t value, uint64_t bytes, kvt_stream);
+
+	/* kernels. -ENOENT: no such kernel. args: pointers to each argument's value, as many as the kernel takes. */
+	int (*kernel)(struct kvt_gpu *, const char *module, const char *function, kvt_kernel *);
+	int (*launch)(struct kvt_gpu *, kvt_kernel, struct kvt_dim3 grid, struct kvt_dim3 block,
+		      uint32_t shared_bytes, kvt_stream, void *const *args, uint32_t n_args);
+
+	/* streams */
+	int (*stream_create)(struct kvt_gpu *, kvt_stream *);
+	void (*stream_destroy)(struct kvt_gpu *, kvt_stream); /* after what is on it */
+	int (*stream_sync)(struct kvt_gpu *, kvt_stream);
+	int (*bind_thread)(struct kvt_gpu *); /* make the device current for the calling thread */
+
+	/* graphs: what is put on a capturing stream is recorded, not run */
+	int (*capture_begin)(struct kvt_gpu *, kvt_stream);
+	int (*capture_end)(struct kvt_gpu *, kvt_stream, kvt_graph *);
+	int (*graph_launch)(struct kvt_gpu *, kvt_graph, kvt_stream);
+	void (*graph_destroy)(struct kvt_gpu *, kvt_graph);
+
+	/* events */
+	int (*event_create)(struct kvt_gpu *, kvt_event *);
+	void (*event_destroy)(struct kvt_gpu *, kvt_event);
+	int (*event_record)(struct kvt_gpu *, kvt_event, kvt_stream);
+	int (*event_wait)(struct kvt_gpu *, kvt_stream, kvt_event); /* the stream waits */
+	int (*event_query)(struct kvt_gpu *, kvt_event);	    /* 1 reached, 0 not yet */
+	int (*event_sync)(struct kvt_gpu *, kvt_event);
+	int (*event_elapsed)(struct kvt_gpu *, kvt_event from, kvt_event to, float *ms);
+};
+
+struct kvt_gpu {
+	const struct kvt_gpu_ops *ops;
+	uint32_t device;
+	bool host_readable; /* device memory may be read by the CPU at (void *)(uintptr_t)kvt_dptr */
+	char description[96];
+};
+
+/* The reference backend: host memory, everything done in order at the call, graphs included. */
+int kvt_gpu_cpu_open(uint32_t device, struct kvt_gpu **gpu);
+
+/* A C twin: what a kernel does, for the whole grid. */
+typedef int (*kvt_twin)(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args);
+
+struct kvt_twin_entry {
+	const char *module, *function;
+	uint32_t n_args;
+	kvt_twin run;
+};
+
+/* The twins, ended by an entry with a NULL module (twins.c). */
+extern const struct kvt_twin_entry kvt_twins[];
+
+/* A table whose every entry returns -ENOSYS (or does nothing), to start a backend from (nosys.c). */
+extern const struct kvt_gpu_ops kvt_gpu_nosys;
+
+#endif
