@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: MIT
 # kvtier: `make help` lists the targets. Everything is built under $(BUILD).
+# The kernel's make reads Kbuild, never this file; this file builds user space.
 
-VERSION := 0.1.0
+VERSION := $(shell awk '/^.define KVT_VERSION_/ { v = v s $$3; s = "." } END { print v }' include/kvtier.h)
 SOMAJOR := 0
 SAN     ?=
 BUILD   ?= build$(if $(SAN),/$(SAN))
 CC      ?= cc
-prefix  ?= /usr/local
+# V=1 shows the commands.
+Q       := $(if $(V),,@)
+say      = @echo "  $(1)	$(patsubst $(BUILD)/%,%,$@)"
 ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
 
 CFLAGS   ?= -O2 -g
@@ -19,6 +22,8 @@ ifeq ($(SAN),asan)
 SANFLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 else ifeq ($(SAN),tsan)
 SANFLAGS := -fsanitize=thread -fno-omit-frame-pointer
+else ifeq ($(SAN),fuzz)
+SANFLAGS := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 endif
 override CFLAGS += $(SANFLAGS)
 
@@ -46,53 +51,155 @@ objs      = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 LIB_OBJ  := $(call objs,$(LIB_SRC)) $(call simd_objs,$(LIB_SIMD))
 REF_OBJ  := $(call objs,$(REF_SRC)) $(call simd_objs,$(REF_SIMD))
 TOOL_OBJ := $(call objs,$(TOOL_SRC))
+MAIN_OBJ := $(BUILD)/obj/userspace/tools/main.o
 
 # A test is one file and one program; tests/lib is what they share (and the mock GPU).
 TESTLIB_OBJ := $(call objs,$(wildcard tests/lib/*.c) userspace/gpu/mock.c)
-TEST_SRC    := $(wildcard tests/unit/*.c tests/conformance/*.c)
+TEST_SRC    := $(wildcard tests/unit/*.c tests/conformance/*.c tests/gpu/*.c)
 TEST_BIN    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(TEST_SRC))
 CHECK_LIBS  := $(shell pkg-config --libs check 2>/dev/null || echo -lcheck)
 
-.PHONY: all lib tests help
-all: lib $(BUILD)/kvtier
+FUZZ_SRC    := $(wildcard tests/fuzz/*.c)
+FUZZ_BIN    := $(patsubst tests/%.c,$(BUILD)/%,$(FUZZ_SRC))
 
-lib: $(BUILD)/libkvtier.a $(BUILD)/libkvtier.so.$(SOMAJOR)
+.PHONY: all lib tests fuzzers
+all: lib $(BUILD)/kvtier ## build the library and the command (the default)
+
+lib: $(BUILD)/libkvtier.a $(BUILD)/libkvtier.so.$(SOMAJOR) ## build the library alone
 
 tests: $(TEST_BIN)
+fuzzers: $(FUZZ_BIN)
 
 $(BUILD)/libkvtier.a: $(LIB_OBJ)
-	rm -f $@ && ar rcs $@ $^
+	$(call say,AR)
+	$(Q)rm -f $@ && ar rcs $@ $^
 
 $(BUILD)/libkvtier.so.$(SOMAJOR): $(LIB_OBJ) userspace/libkvtier.map
-	$(CC) -shared -Wl,-soname,libkvtier.so.$(SOMAJOR) -Wl,--version-script=userspace/libkvtier.map \
+	$(call say,LD)
+	$(Q)$(CC) -shared -Wl,-soname,libkvtier.so.$(SOMAJOR) -Wl,--version-script=userspace/libkvtier.map \
 		$(CFLAGS) $(LDFLAGS) -o $@ $(LIB_OBJ) $(LIBS)
-	ln -sf libkvtier.so.$(SOMAJOR) $(BUILD)/libkvtier.so
+	$(Q)ln -sf libkvtier.so.$(SOMAJOR) $(BUILD)/libkvtier.so
 
 $(BUILD)/libkvtref.a: $(REF_OBJ)
-	rm -f $@ && ar rcs $@ $^
+	$(call say,AR)
+	$(Q)rm -f $@ && ar rcs $@ $^
 
 $(BUILD)/libkvttest.a: $(TESTLIB_OBJ)
-	rm -f $@ && ar rcs $@ $^
+	$(call say,AR)
+	$(Q)rm -f $@ && ar rcs $@ $^
+
+$(BUILD)/libkvttools.a: $(filter-out $(MAIN_OBJ),$(TOOL_OBJ))
+	$(call say,AR)
+	$(Q)rm -f $@ && ar rcs $@ $^
 
 $(BUILD)/kvtier: $(TOOL_OBJ) $(BUILD)/libkvtref.a $(BUILD)/libkvtier.a
-	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(call say,LD)
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
 
-$(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(BUILD)/libkvttest.a $(BUILD)/libkvtref.a $(BUILD)/libkvtier.a
+TEST_LIBS := $(patsubst %,$(BUILD)/libkvt%.a,test tools ref ier)
+$(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_LIBS)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(BUILD)/libkvttest.a $(BUILD)/libkvtref.a $(BUILD)/libkvttest.a $(BUILD)/libkvtier.a $(CHECK_LIBS) $(LIBS)
+	$(call say,LD)
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< -Wl,--start-group $(TEST_LIBS) -Wl,--end-group $(CHECK_LIBS) $(LIBS)
+
+# SAN=fuzz CC=clang; scripts/check runs them.
+$(BUILD)/fuzz/%: $(BUILD)/obj/tests/fuzz/%.o $(TEST_LIBS)
+	@mkdir -p $(@D)
+	$(call say,LD)
+	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $< -Wl,--start-group $(TEST_LIBS) -Wl,--end-group $(LIBS)
 
 $(BUILD)/obj/tests/%.o: override CPPFLAGS += -Itests
 
 define simd_rule
 $$(BUILD)/obj/%.$(1).o: %.simd.c
 	@mkdir -p $$(@D)
-	$$(CC) $$(CPPFLAGS) -DKVT_ISA=$(1) -DKVT_ISA_$(1)=1 $$(CFLAGS) $$(ISA_$(1)) -MMD -MP -c -o $$@ $$<
+	$$(call say,CC)
+	$$(Q)$$(CC) $$(CPPFLAGS) -DKVT_ISA=$(1) -DKVT_ISA_$(1)=1 $$(CFLAGS) $$(ISA_$(1)) -MMD -MP -c -o $$@ $$<
 endef
 $(foreach i,$(ISAS),$(eval $(call simd_rule,$(i))))
 
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
+	$(call say,CC)
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
 
--include $(patsubst %.o,%.d,$(LIB_OBJ) $(REF_OBJ) $(TOOL_OBJ) $(TESTLIB_OBJ) $(call objs,$(TEST_SRC)))
+-include $(patsubst %.o,%.d,$(LIB_OBJ) $(REF_OBJ) $(TOOL_OBJ) $(TESTLIB_OBJ) $(call objs,$(TEST_SRC) $(FUZZ_SRC)))
 .SECONDARY:
+
+# ---- what people type -------------------------------------------------------
+
+export BUILD
+
+.PHONY: demo check check-plain check-asan check-tsan fuzz lint bench kmod clean help
+demo: ## install what is missing, build, answer a 32K prompt with 1/12 of its cache in memory
+	@scripts/demo
+
+check: ## install what is missing, build, run every test that this machine can run
+	@scripts/check plain asan tsan fuzz lint
+
+check-plain: ## the tests alone, without sanitizers; ONLY=PATTERN picks some
+	@scripts/check plain
+
+check-asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@scripts/check asan
+
+check-tsan: ## the tests under ThreadSanitizer
+	@scripts/check tsan
+
+fuzz: ## each fuzz target for KVT_FUZZ_SECONDS (10; 60 in CI)
+	@scripts/check fuzz
+
+lint: ## warnings of both compilers, sparse, style, symbols, shell, man pages, spelling
+	@scripts/check lint
+
+bench: $(BUILD)/kvtier ## measure this machine
+	$(BUILD)/kvtier bench
+
+-include scripts/kernels.mk
+
+# The module is built in a copy, so that the source tree stays clean.
+KDIR ?= /lib/modules/$(shell uname -r)/build
+kmod: ## build kvtier.ko for the kernel at KDIR (default: the running one)
+	@test -e $(KDIR)/Makefile || { echo "kmod: no kernel headers at $(KDIR). On Debian and Ubuntu:" \
+		"sudo apt-get install linux-headers-$$(uname -r); or KDIR=DIR for another kernel" >&2; exit 1; }
+	@mkdir -p $(BUILD)/kmod
+	cp -Rpu Kbuild kmod include $(BUILD)/kmod/
+	$(MAKE) -C $(KDIR) M=$(abspath $(BUILD))/kmod modules
+
+clean: ## remove what was built
+	rm -rf $(BUILD)
+
+# ---- installation -----------------------------------------------------------
+
+prefix       ?= /usr/local
+bindir       ?= $(prefix)/bin
+libdir       ?= $(prefix)/lib
+includedir   ?= $(prefix)/include
+mandir       ?= $(prefix)/share/man
+pkgconfigdir ?= $(libdir)/pkgconfig
+MAN          := $(wildcard docs/man/*.[1-9])
+HEADERS      := $(wildcard include/*.h)
+
+.PHONY: install uninstall
+install: all ## install command, library, headers, pkg-config file and man pages under DESTDIR and prefix
+	install -d $(addprefix $(DESTDIR),$(bindir) $(libdir) $(includedir) $(pkgconfigdir))
+	install $(BUILD)/kvtier $(DESTDIR)$(bindir)/
+	install -m 644 $(HEADERS) $(DESTDIR)$(includedir)/
+	install -m 644 $(BUILD)/libkvtier.a $(DESTDIR)$(libdir)/
+	install $(BUILD)/libkvtier.so.$(SOMAJOR) $(DESTDIR)$(libdir)/libkvtier.so.$(VERSION)
+	ln -sf libkvtier.so.$(VERSION) $(DESTDIR)$(libdir)/libkvtier.so.$(SOMAJOR)
+	ln -sf libkvtier.so.$(SOMAJOR) $(DESTDIR)$(libdir)/libkvtier.so
+	sed -e 's|@prefix@|$(prefix)|' -e 's|@libdir@|$(libdir)|' -e 's|@includedir@|$(includedir)|' \
+		-e 's|@version@|$(VERSION)|' userspace/kvtier.pc.in >$(DESTDIR)$(pkgconfigdir)/kvtier.pc
+	scripts/install-man $(DESTDIR)$(mandir) $(MAN)
+	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ]; then ldconfig; fi
+
+uninstall: ## remove what install put there
+	scripts/install-man --remove $(DESTDIR)$(mandir) $(MAN)
+	rm -f $(DESTDIR)$(bindir)/kvtier $(DESTDIR)$(pkgconfigdir)/kvtier.pc
+	rm -f $(patsubst include/%,$(DESTDIR)$(includedir)/%,$(HEADERS))
+	rm -f $(addprefix $(DESTDIR)$(libdir)/libkvtier.,a so so.$(SOMAJOR) so.$(VERSION))
+	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ]; then ldconfig; fi
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

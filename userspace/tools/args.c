@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+/* What the commands read from their arguments, and how they say what is wrong with them. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "kvtier.h"
+#include "tools/tools.h"
+
+#define SIZE_FORM "a number of bytes with an optional K, M, G or T (4096, 64K, 1.5G)"
+
+/* The digits at @text, and after a point at most nine more: value = whole + part / scale. */
+static const char *read_decimal(const char *text, uint64_t *whole, uint64_t *part, uint64_t *scale)
+{
+	const char *p = text;
+
+	*whole = *part = 0;
+	*scale = 1;
+	for (; *p >= '0' && *p <= '9'; p++)
+		if (__builtin_mul_overflow(*whole, 10, whole) || __builtin_add_overflow(*whole, *p - '0', whole))
+			return NULL;
+	if (p == text)
+		return NULL;
+	if (*p != '.')
+		return p;
+	for (p++; *p >= '0' && *p <= '9'; p++) {
+		if (*scale == 1000000000)
+			return NULL;
+		*part = *part * 10 + (*p - '0');
+		*scale *= 10;
+	}
+	return p[-1] == '.' ? NULL : p;
+}
+
+int tool_size(const char *text, uint64_t *bytes)
+{
+	static const char units[] = "KMGT";
+	uint64_t whole, part, scale, unit = 1;
+	const char *p = read_decimal(text, &whole, &part, &scale), *u;
+	unsigned __int128 value;
+
+	if (!p)
+		return kvt_fail(-EINVAL, "\"%s\" is not a size: %s", text, SIZE_FORM);
+	if (*p && (u = strchr(units, *p >= 'a' && *p <= 'z' ? *p - 'a' + 'A' : *p))) {
+		unit <<= 10 * (u - units + 1);
+		p++;
+		if (p[0] == 'i' && p[1] == 'B')
+			p += 2;
+	}
+	value = (unsigned __int128)whole * unit + (unsigned __int128)part * unit / scale;
+	if (*p || (unit == 1 && part) || value > INT64_MAX)
+		return kvt_fail(-EINVAL, "\"%s\" is not a size below 8 EiB: %s", text, SIZE_FORM);
+	*bytes = value;
+	return 0;
+}
+
+int tool_number(const char *option, const char *text, uint64_t min, uint64_t max, uint64_t *value)
+{
+	uint64_t whole, part, scale;
+	const char *p = read_decimal(text, &whole, &part, &scale);
+
+	if (!p || *p || scale != 1 || whole < min || whole > max)
+		return kvt_fail(-EINVAL, "%s \"%s\": a whole number from %" PRIu64 " to %" PRIu64 " is needed", option,
+				text, min, max);
+	*value = whole;
+	return 0;
+}
+
+int tool_usage_error(const char *command, const char *fmt, ...)
+{
+	char line[600];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(line, sizeof(line), fmt, ap);
+	va_end(ap);
+	fprintf(stderr, "kvtier %s: %s (see: kvtier help %s)\n", command, line, command);
+	return 2;
+}
+
+int tool_failed(const char *command)
+{
+	fprintf(stderr, "kvtier %s: %s\n", command, kvt_last_error());
+	return 1;
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: MIT
+/* The kvtier command: one table of commands, each with its help, and a hint for a mistyped name. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvtier.h"
+#include "tools/tools.h"
+
+struct command {
+	const char *name;
+	int (*run)(int argc, char **argv);
+	const char *summary;
+	const char *help; /* usage and options; docs/man/kvtier.1 says more */
+};
+
+static const struct command commands[] = {
+	{ "run", cmd_run, "generate text with a model, its KV cache in tiers",
+	  "usage: kvtier run --model DIR (--prompt TEXT | --prompt-file FILE) [options]\n"
+	  "\n"
+	  "  --model DIR          a Hugging Face directory (config.json, safetensors) of the Llama architecture\n"
+	  "  --prompt TEXT        the prompt\n"
+	  "  --prompt-file FILE   the prompt, read from a file\n"
+	  "  --max-tokens N       stop after N new tokens\n"
+	  "  --untiered           keep the whole cache in memory, for comparison\n"
+	  "  --pinned-bytes SIZE  budget of the pinned tier (locked memory)\n"
+	  "  --ram-bytes SIZE     budget of the ram tier; metadata, scratch and stacks count too\n"
+	  "  --disk-bytes SIZE    budget of the disk tier\n"
+	  "  --disk-dir DIR       where the disk tier lives; default $TMPDIR, else /var/tmp\n"
+	  "  --block-bytes SIZE   unit of placement, 4K to 2M\n"
+	  "  --threads N          compute threads; default: all cores\n"
+	  "  --prefill-chunk N    prompt tokens per step\n"
+	  "  --host KIND          auto, user or module\n"
+	  "  --backend KIND       auto, cpu or cuda\n"
+	  "  --io KIND            auto, uring or threads\n"
+	  "  --stats FILE         write counters as JSON\n"
+	  "  --logits FILE        write the f32 logits of each generated position\n"
+	  "\n"
+	  "SIZE takes K, M, G or T (of 1024). Text goes to standard output, progress and the tier table to standard error.\n" },
+	{ "doctor", cmd_doctor, "what this machine offers, and the command that mends what is missing",
+	  "usage: kvtier doctor [--dir DIR]... [--json] [--root DIR]\n"
+	  "\n"
+	  "  --dir DIR   probe DIR for direct I/O; may be repeated; default $TMPDIR, else /var/tmp\n"
+	  "  --json      print one JSON object\n"
+	  "  --root DIR  read /proc, /sys, /dev and /boot below DIR (a container that sees the host's there)\n" },
+	{ "bench", cmd_bench, "measure attention, streaming and bookkeeping on this machine", NULL },
+	{ "inspect", cmd_inspect, "show what is in a weight file or model directory",
+	  "usage: kvtier inspect FILE|DIR [--json]\n"
+	  "\n"
+	  "  --json  print one JSON object\n"
+	  "\n"
+	  "Format, metadata and tensors (name, dtype, shape, offset, bytes). Exit code 1, with the reason, for a bad file.\n" },
+	{ "sample", cmd_sample, "run the sampler on a file of cases",
+	  "usage: kvtier sample --cases FILE\n"
+	  "\n"
+	  "  --cases FILE  a JSON list of cases: name, logits, params and, if wanted, history\n"
+	  "\n"
+	  "Prints a JSON list: name with kept, probs, logits_after and token, or with error.\n" },
+};
+
+#define COMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+static const struct command *find(const char *name)
+{
+	for (size_t i = 0; i < COMMANDS; i++)
+		if (!strcmp(commands[i].name, name))
+			return &commands[i];
+	return NULL;
+}
+
+static size_t min3(size_t a, size_t b, size_t c)
+{
+	size_t m = a < b ? a : b;
+
+	return m < c ? m : c;
+}
+
+/* Insertions, deletions and replacements between @a and a name of at most 15 letters. */
+static size_t distance(const char *a, const char *name)
+{
+	size_t row[16], n = strlen(name), diagonal, above;
+
+	for (size_t j = 0; j <= n; j++)
+		row[j] = j;
+	for (size_t i = 1; a[i - 1]; i++) {
+		diagonal = row[0];
+		row[0] = i;
+		for (size_t j = 1; j <= n; j++) {
+			above = row[j];
+			row[j] = min3(diagonal + (a[i - 1] != name[j - 1]), above + 1, row[j - 1] + 1);
+			diagonal = above;
+		}
+	}
+	return row[n];
+}
+
+static int unknown(const char *name)
+{
+	const struct command *best = NULL;
+	size_t d, least = 3;
+
+	for (size_t i = 0; i < COMMANDS; i++) {
+		d = distance(name, commands[i].name);
+		if (d < least) {
+			least = d;
+			best = &commands[i];
+		}
+	}
+	if (best)
+		fprintf(stderr, "kvtier: no command \"%s\". Did you mean \"%s\"? (see: kvtier help)\n", name, best->name);
+	else
+		fprintf(stderr, "kvtier: no command \"%s\" (see: kvtier help)\n", name);
+	return 2;
+}
+
+static void usage(FILE *to)
+{
+	fprintf(to, "usage: kvtier COMMAND [options]\n       kvtier help [COMMAND]\n       kvtier --version\n\ncommands:\n");
+	for (size_t i = 0; i < COMMANDS; i++)
+		fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].summary);
+}
+
+static int help(const char *name)
+{
+	const struct command *c;
+
+	if (!name) {
+		usage(stdout);
+		return 0;
+	}
+	c = find(name);
+	if (!c)
+		return unknown(name);
+	if (!c->help)
+		return c->run(2, (char *[]){ (char *)c->name, (char *)"--help", NULL });
+	fputs(c->help, stdout);
+	return 0;
+}
+
+static enum kvt_log_level log_level = KVT_LOG_WARN;
+
+static void print_log(void *user, enum kvt_log_level level, const char *line)
+{
+	static const char *const names[] = { "error", "warning", "info", "debug" };
+
+	(void)user;
+	if (level <= log_level)
+		fprintf(stderr, "kvtier: %s: %s\n", names[level], line);
+}
+
+static int set_log(void)
+{
+	static const char *const levels[] = { "error", "warn", "info", "debug" };
+	const char *want = getenv("KVTIER_LOG");
+	size_t i;
+
+	for (i = 0; want && i < 4 && strcmp(levels[i], want); i++)
+		;
+	if (want && i == 4) {
+		fprintf(stderr, "kvtier: KVTIER_LOG is \"%s\": error, warn, info or debug are known\n", want);
+		return 2;
+	}
+	if (want)
+		log_level = i;
+	kvt_set_log(print_log, NULL);
+	return 0;
+}
+
+static bool is_help(const char *arg)
+{
+	return !strcmp(arg, "--help") || !strcmp(arg, "-h");
+}
+
+int main(int argc, char **argv)
+{
+	const struct command *c;
+	int code;
+
+	if (argc < 2) {
+		usage(stderr);
+		return 2;
+	}
+	if (!strcmp(argv[1], "--version")) {
+		printf("kvtier %s\n", kvt_version());
+		return 0;
+	}
+	if (!strcmp(argv[1], "help") || is_help(argv[1])) {
+		if (argc > 3) {
+			fprintf(stderr, "kvtier help: one command at a time (see: kvtier help)\n");
+			return 2;
+		}
+		return help(argv[2]);
+	}
+	c = find(argv[1]);
+	if (!c)
+		return unknown(argv[1]);
+	if (argc == 3 && is_help(argv[2]) && c->help)
+		return help(c->name);
+	code = set_log();
+	if (code)
+		return code;
+	code = c->run(argc - 1, argv + 1);
+	if (fflush(stdout) || ferror(stdout)) {
+		fprintf(stderr, "kvtier %s: standard output could not be written: %m\n", c->name);
+		return code ? code : 1;
+	}
+	return code;
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT
+/* A progress bar: one line on stderr, redrawn ten times a second, and nothing where stderr is not a terminal. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tools/tools.h"
+
+#define BAR 30
+#define REDRAW_S 0.1
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+/* @n as at most four digits with a unit, in tens. */
+static const char *short_number(char *buf, size_t bytes, double n)
+{
+	static const char units[] = " KMGT";
+	int u = 0;
+
+	for (; n >= 9999.5 && u < 4; u++)
+		n /= 1000;
+	snprintf(buf, bytes, u && n < 99.95 ? "%.1f%.*s" : "%.0f%.*s", n, u ? 1 : 0, &units[u]);
+	return buf;
+}
+
+static void draw(const struct tool_progress *p, uint64_t done, double t)
+{
+	double part = p->total ? (double)done / p->total : 1, elapsed = t - p->start, rate;
+	char bar[BAR + 1], a[16], b[16], c[16];
+	int fill, i;
+
+	if (part > 1)
+		part = 1;
+	rate = elapsed > 0 ? done / elapsed : 0;
+	fill = part * BAR;
+	for (i = 0; i < BAR; i++)
+		bar[i] = i < fill ? '=' : i == fill ? '>' : ' ';
+	bar[BAR] = 0;
+	fprintf(stderr, "\r%s [%s] %3.0f %%  %s/%s %s  %s/s", p->what, bar, part * 100, short_number(a, sizeof(a), done),
+		short_number(b, sizeof(b), p->total), p->unit, short_number(c, sizeof(c), rate));
+	if (rate > 0 && done < p->total)
+		fprintf(stderr, "  %.0f s left", (p->total - done) / rate);
+	fputs("\033[K", stderr);
+	fflush(stderr);
+}
+
+void tool_progress_start(struct tool_progress *p, const char *what, const char *unit, uint64_t total)
+{
+	*p = (struct tool_progress){ .what = what, .unit = unit, .total = total, .on = isatty(STDERR_FILENO) };
+	p->start = p->last = now();
+	if (p->on)
+		draw(p, 0, p->start);
+}
+
+void tool_progress_update(struct tool_progress *p, uint64_t done)
+{
+	double t;
+
+	if (!p->on)
+		return;
+	t = now();
+	if (t - p->last < REDRAW_S && done < p->total)
+		return;
+	p->last = t;
+	draw(p, done, t);
+}
+
+void tool_progress_end(struct tool_progress *p)
+{
+	if (p->on)
+		fputc('\n', stderr);
+	p->on = false;
+}
