@@ -3,8 +3,9 @@
  * Row codecs and the block digest.
  *
  * Conversions are exact upwards and round to nearest even downwards; NaN stays
- * NaN (quieted, top payload bits kept, as F16C and ARM do), overflow is inf.
- * Every instruction set gives the same bits.
+ * NaN (quieted, top payload bits kept, as F16C and ARM do; widening bf16 is a
+ * shift and keeps even a signalling one), overflow is inf. Every instruction
+ * set gives the same bits, whatever rounding and denormal modes the caller set.
  */
 #ifndef KVT_CODEC_CODEC_H
 #define KVT_CODEC_CODEC_H
@@ -16,7 +17,7 @@
 /* Bytes of @n elements; 0 for an unknown codec. */
 uint64_t kvt_codec_bytes(uint32_t codec, uint64_t n);
 
-/* @n elements of @src_type to @dst_type; they may be equal. Buffers do not overlap. */
+/* @n elements of @src_type to @dst_type; they may be equal. Buffers do not overlap; any alignment. */
 void kvt_codec_convert(void *dst, uint32_t dst_type, const void *src, uint32_t src_type, uint64_t n);
 
 /*

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+/* Sizes, and which variant of the conversions and of the digest this machine runs. */
+#include "codec/codec.h"
+
+#include "codec/internal.h"
+
+kvt_codec_convert_fn *const kvt_codec_converts[KVT_ISAS] = KVT_ISA_TABLE(kvt_codec_convert);
+kvt_rows_digest_fn *const kvt_rows_digests[KVT_ISAS] = KVT_ISA_TABLE(kvt_rows_digest);
+
+static kvt_codec_convert_fn *convert;
+static kvt_rows_digest_fn *digest;
+
+__attribute__((constructor)) static void choose(void)
+{
+	convert = kvt_codec_converts[kvt_isa_best()];
+	digest = kvt_rows_digests[kvt_isa_best()];
+}
+
+uint64_t kvt_codec_bytes(uint32_t codec, uint64_t n)
+{
+	static const uint8_t bytes[KVT_CODECS] = { [KVT_F32] = 4, [KVT_F16] = 2, [KVT_BF16] = 2 };
+
+	return codec < KVT_CODECS ? bytes[codec] * n : 0;
+}
+
+void kvt_codec_convert(void *dst, uint32_t dst_type, const void *src, uint32_t src_type, uint64_t n)
+{
+	convert(dst, dst_type, src, src_type, n);
+}
+
+uint64_t kvt_rows_digest(uint32_t first, uint32_t n, const void *rows, uint32_t row_bytes)
+{
+	return digest(first, n, rows, row_bytes);
+}
+
+uint64_t kvt_row_digest(uint32_t row_index, const void *row, uint32_t row_bytes)
+{
+	return digest(row_index, 1, row, row_bytes);
+}
