@@ -165,6 +165,13 @@ static const char *bytes_text(uint64_t bytes, char *buf, size_t size)
 	return buf;
 }
 
+static bool on_ubuntu(const struct report *r)
+{
+	char id[32];
+
+	return !strcmp(value_of(r, "/etc/os-release", "ID", id, sizeof(id)), "ubuntu");
+}
+
 /* ---- checks ---- */
 
 static void check_cpu(struct report *r)
@@ -347,7 +354,7 @@ static void check_gpu(struct report *r)
 	int on_bus = count_nvidia(r), broken;
 	struct cuda_probe p;
 	struct finding *f;
-	char a[24], id[64];
+	char a[24];
 
 	broken = probe_cuda_apart(&p);
 	if (!broken && p.stage == 3) {
@@ -363,8 +370,7 @@ static void check_gpu(struct report *r)
 				broken > 0 ? strsignal(broken) : strerror(-broken));
 		else
 			f = add(r, "gpu", MISSING, "%d NVIDIA GPU%s on the PCI bus: %s", on_bus, on_bus == 1 ? "" : "s", p.why);
-		value_of(r, "/etc/os-release", "ID", id, sizeof(id));
-		mend(f, !strcmp(id, "ubuntu") ? "sudo ubuntu-drivers install" : "sudo apt-get install nvidia-driver");
+		mend(f, on_ubuntu(r) ? "sudo ubuntu-drivers install" : "sudo apt-get install nvidia-driver");
 	}
 	fact(f, "devices", json_integer(p.stage == 3 ? p.devices : 0));
 	fact(f, "name", p.stage == 3 ? json_string(p.name) : json_null());
@@ -561,7 +567,8 @@ static void check_p2p(struct report *r)
 			r->system.release);
 	} else if (config[0] == 'n') {
 		f = add(r, "p2p", MISSING, "this kernel is built without CONFIG_PCI_P2PDMA; disk and GPU exchange through RAM");
-		mend(f, "sudo apt-get install linux-image-amd64   # a distribution's kernel has it");
+		mend(f, "sudo apt-get install %s   # a distribution's kernel has it",
+		     on_ubuntu(r) ? "linux-image-generic" : "linux-image-$(dpkg --print-architecture)");
 	} else {
 		f = add(r, "p2p", ABSENT, "the kernel has PCI_P2PDMA; this version of kvtier does not use it");
 	}

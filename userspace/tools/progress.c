@@ -18,7 +18,7 @@ static double now(void)
 	return t.tv_sec + t.tv_nsec * 1e-9;
 }
 
-/* @n as at most four digits with a unit, in tens. */
+/* @n with a unit (of 1000), short: 950, 12.3K, 410K. */
 static const char *short_number(char *buf, size_t bytes, double n)
 {
 	static const char units[] = " KMGT";

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: MIT
+/* The progress bar: a bar with its numbers on a terminal, not one byte anywhere else. */
+#include <check.h>
+#include <fcntl.h>
+#include <pty.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tools/tools.h"
+
+/* Run a whole bar with stderr being @fd, then put stderr back. */
+static void run_bar(int fd)
+{
+	int saved = dup(STDERR_FILENO);
+	struct tool_progress p;
+
+	dup2(fd, STDERR_FILENO);
+	tool_progress_start(&p, "prefill", "tokens", 32760);
+	tool_progress_update(&p, 16380);
+	for (int i = 0; i < 100000; i++)
+		tool_progress_update(&p, 16380);
+	tool_progress_update(&p, 32760);
+	tool_progress_end(&p);
+	dup2(saved, STDERR_FILENO);
+	close(saved);
+}
+
+static ssize_t read_all(int fd, char *buf, size_t bytes)
+{
+	size_t at = 0;
+	ssize_t n;
+
+	fcntl(fd, F_SETFL, O_NONBLOCK);
+	while (at < bytes - 1 && (n = read(fd, buf + at, bytes - 1 - at)) > 0)
+		at += n;
+	buf[at] = 0;
+	return at;
+}
+
+START_TEST(not_a_terminal)
+{
+	char buf[64];
+	int ends[2];
+
+	ck_assert_int_eq(pipe(ends), 0);
+	run_bar(ends[1]);
+	ck_assert_int_eq(read_all(ends[0], buf, sizeof(buf)), 0);
+}
+END_TEST
+
+START_TEST(terminal)
+{
+	static char buf[65536];
+	int master, slave, drawn = 0;
+
+	ck_assert_int_eq(openpty(&master, &slave, NULL, NULL, NULL), 0);
+	run_bar(slave);
+	ck_assert_int_gt(read_all(master, buf, sizeof(buf)), 0);
+	for (char *p = buf; (p = strstr(p, "\rprefill [")); p++)
+		drawn++;
+	/* the start, the end, and in between ten a second however often it is told */
+	ck_assert_int_ge(drawn, 2);
+	ck_assert_int_le(drawn, 20);
+	ck_assert_ptr_nonnull(strstr(buf, "  0 %  0/32.8K tokens"));
+	ck_assert_ptr_nonnull(strstr(buf, "100 %  32.8K/32.8K tokens"));
+	ck_assert_str_eq(buf + strlen(buf) - 2, "\r\n");
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("tools_progress");
+	TCase *t = tcase_create("bar");
+	SRunner *r = srunner_create(s);
+	int failed;
+
+	tcase_add_test(t, not_a_terminal);
+	tcase_add_test(t, terminal);
+	suite_add_tcase(s, t);
+	srunner_run_all(r, CK_NORMAL);
+	failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed ? 1 : 0;
+}
