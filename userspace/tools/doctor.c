@@ -510,8 +510,10 @@ static void check_dir(struct report *r, const char *dir, bool asked)
 		f = add(r, "disk", MISSING, "%s: %s", dir, kvt_last_error());
 		if (access(dir, F_OK))
 			mend(f, "mkdir -p '%s'", dir);
-		else
+		else if (access(dir, W_OK) && errno == EACCES)
 			mend(f, "sudo chown \"$USER\" '%s'", dir);
+		else
+			mend(f, "kvtier run --disk-dir DIR ...   # another directory; kvtier doctor --dir DIR checks it");
 	} else if (info.direct) {
 		f = add(r, "disk", OK, "%s: %s, O_DIRECT at %u bytes (memory %u)", dir, info.fs, info.offset_align,
 			info.mem_align);
