@@ -631,14 +631,15 @@ START_TEST(the_submitting_thread_ends)
 }
 END_TEST
 
+#define CROWD 4u
+#define OWN 8u /* slots and frames of each thread */
+#define TURNS 40u
+
 struct crowd {
 	struct rig *r;
 	uint32_t first;
-	_Atomic uint32_t *got;
+	_Atomic uint32_t *in_flight; /* [CROWD * OWN] by slot */
 };
-
-#define CROWD 4u
-#define TURNS 100u
 
 static void reap_some(struct crowd *c)
 {
@@ -646,9 +647,10 @@ static void reap_some(struct crowd *c)
 	int i, n = kvt_host_reap(c->r->host, done, 3);
 
 	must(n);
-	for (i = 0; i < n; i++)
+	for (i = 0; i < n; i++) {
 		ck_assert_int_eq(done[i].result, 0);
-	atomic_fetch_add(c->got, (uint32_t)n);
+		atomic_store(&c->in_flight[done[i].user], 0);
+	}
 }
 
 /* Each thread writes and reads its own slots; any thread may reap any completion. */
@@ -656,41 +658,50 @@ static void *one_of_a_crowd(void *arg)
 {
 	struct crowd *c = arg;
 	struct kvt_xfer x;
-	uint32_t turn;
+	uint32_t turn, i, slot;
 
 	for (turn = 0; turn < TURNS; turn++) {
-		x = xfer(c->r, turn % 2 ? KVT_XFER_READ : KVT_XFER_WRITE, c->first + turn % 8, c->first + turn % 8);
-		while (kvt_host_submit(c->r->host, &x, 1) != 1)
-			reap_some(c);
-		if (turn % 4 == 3)
-			reap_some(c);
-		if (turn % 32 == 31)
+		for (i = 0; i < OWN; i++) {
+			slot = c->first + i;
+			x = xfer(c->r, turn % 2 ? KVT_XFER_READ : KVT_XFER_WRITE, slot, slot);
+			if (turn % 2)
+				memset(frame_at(c->r, slot), 0, c->r->frame);
+			else
+				fill(frame_at(c->r, slot), c->r->frame, turn * 64 + slot);
+			atomic_store(&c->in_flight[slot], 1);
+			while (kvt_host_submit(c->r->host, &x, 1) != 1)
+				reap_some(c);
+		}
+		if (turn % 8 == 0)
 			kvt_host_cancel(c->r->host, ~0ull);
-	}
-	while (atomic_load(c->got) < CROWD * TURNS) {
-		reap_some(c);
-		sched_yield();
+		for (i = 0; i < OWN; i++) {
+			slot = c->first + i;
+			while (atomic_load(&c->in_flight[slot])) {
+				reap_some(c);
+				sched_yield();
+			}
+			ck_assert(holds(frame_at(c->r, slot), c->r->frame, turn / 2 * 128 + slot));
+		}
 	}
 	return NULL;
 }
 
 START_TEST(threads_submit_and_reap_together)
 {
-	_Atomic uint32_t got = 0;
+	_Atomic uint32_t in_flight[CROWD * OWN] = { 0 };
 	struct crowd c[CROWD];
 	pthread_t t[CROWD];
 	struct rig r;
 	uint32_t i;
 
-	if (!open_rig(&r, _i, test_dir(), 4096, 8 * CROWD, 8 * CROWD))
+	if (!open_rig(&r, _i, test_dir(), 4096, OWN * CROWD, OWN * CROWD))
 		return;
 	for (i = 0; i < CROWD; i++) {
-		c[i] = (struct crowd){ .r = &r, .first = 8 * i, .got = &got };
+		c[i] = (struct crowd){ .r = &r, .first = OWN * i, .in_flight = in_flight };
 		ck_assert_int_eq(pthread_create(&t[i], NULL, one_of_a_crowd, &c[i]), 0);
 	}
 	for (i = 0; i < CROWD; i++)
 		pthread_join(t[i], NULL);
-	ck_assert_uint_eq(atomic_load(&got), CROWD * TURNS);
 	close_rig(&r);
 }
 END_TEST
