@@ -259,6 +259,7 @@ const char *kvt_file_hint(const void *head, size_t bytes)
 		{ "GGUF", " (it is a GGUF file: name it .gguf)" },
 		{ "PK\x03\x04", " (it is a zip archive, such as a PyTorch checkpoint)" },
 		{ "../", " (it is the text of a symbolic link)" },
+		{ "/", " (it is the text of a symbolic link)" },
 		{ "<!DOCTYPE", " (it is an HTML page)" },
 		{ "<html", " (it is an HTML page)" },
 		{ "{", " (it is JSON text)" },
