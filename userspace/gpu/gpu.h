@@ -7,8 +7,10 @@
  * Every entry is a function. What a backend lacks returns -ENOSYS; nothing is
  * NULL and nothing succeeds silently. All return 0 or a negative errno unless
  * said otherwise. A stream orders what is put on it; stream 0 of a backend is
- * its default stream. Work on a stream may run at any time until it is
- * synchronised; arguments of a launch are copied before it returns.
+ * its default stream. Streams are not ordered with each other but by events.
+ * Work on a stream may run at any time until it is synchronised; arguments of a
+ * launch are copied before it returns. What fails after its call returned shows
+ * at the next synchronisation of its stream.
  *
  * Threads: any entry from any thread; one stream's users order themselves.
  */
@@ -41,9 +43,9 @@ struct kvt_gpu_ops {
 	int (*mem_info)(struct kvt_gpu *, uint64_t *free_bytes, uint64_t *total_bytes);
 	int (*host_alloc)(struct kvt_gpu *, uint64_t bytes, void **);
 	void (*host_free)(struct kvt_gpu *, void *);
-	int (*host_register)(struct kvt_gpu *, void *, uint64_t bytes);
+	int (*host_register)(struct kvt_gpu *, void *, uint64_t bytes); /* -EEXIST: some of it is registered */
 	int (*host_unregister)(struct kvt_gpu *, void *);
-	/* sync copies return when the bytes have arrived; async ones are ordered on the stream */
+	/* 0 bytes: nothing is done. Sync copies follow what is on stream 0 and return when the bytes have arrived. */
 	int (*copy_h2d)(struct kvt_gpu *, kvt_dptr dst, const void *src, uint64_t bytes);
 	int (*copy_d2h)(struct kvt_gpu *, void *dst, kvt_dptr src, uint64_t bytes);
 	int (*copy_d2d)(struct kvt_gpu *, kvt_dptr dst, kvt_dptr src, uint64_t bytes);
@@ -55,7 +57,7 @@ struct kvt_gpu_ops {
 			     uint64_t width, uint64_t height, kvt_stream);
 	int (*memset_async)(struct kvt_gpu *, kvt_dptr, uint8_t value, uint64_t bytes, kvt_stream);
 
-	/* kernels. -ENOENT: no such kernel. args: pointers to each argument's value, as many as the kernel takes. */
+	/* kernels (gpu/kernels.h). -ENOENT: no such kernel. args: pointers to each argument's value, as many as the kernel takes. */
 	int (*kernel)(struct kvt_gpu *, const char *module, const char *function, kvt_kernel *);
 	int (*launch)(struct kvt_gpu *, kvt_kernel, struct kvt_dim3 grid, struct kvt_dim3 block,
 		      uint32_t shared_bytes, kvt_stream, void *const *args, uint32_t n_args);
@@ -66,13 +68,16 @@ struct kvt_gpu_ops {
 	int (*stream_sync)(struct kvt_gpu *, kvt_stream);
 	int (*bind_thread)(struct kvt_gpu *); /* make the device current for the calling thread */
 
-	/* graphs: what is put on a capturing stream is recorded, not run */
+	/*
+	 * graphs: what is put on a capturing stream (any but 0) is recorded, not run. An event recorded in a capture
+	 * can be waited for in the same capture alone. Synchronising a capturing stream is -EINVAL.
+	 */
 	int (*capture_begin)(struct kvt_gpu *, kvt_stream);
 	int (*capture_end)(struct kvt_gpu *, kvt_stream, kvt_graph *);
 	int (*graph_launch)(struct kvt_gpu *, kvt_graph, kvt_stream);
 	void (*graph_destroy)(struct kvt_gpu *, kvt_graph);
 
-	/* events */
+	/* events. One that was never recorded counts as reached; elapsed wants both reached (-EAGAIN) */
 	int (*event_create)(struct kvt_gpu *, kvt_event *);
 	void (*event_destroy)(struct kvt_gpu *, kvt_event);
 	int (*event_record)(struct kvt_gpu *, kvt_event, kvt_stream);
@@ -89,16 +94,23 @@ struct kvt_gpu {
 	char description[96];
 };
 
-/* The reference backend: host memory, everything done in order at the call, graphs included. */
+/* The reference backend: host memory, everything done in order at the call, graphs included. Device 0 alone. */
 int kvt_gpu_cpu_open(uint32_t device, struct kvt_gpu **gpu);
 
-/* A C twin: what a kernel does, for the whole grid. */
+/* As above, with @bytes of device memory (0: the machine's physical memory). */
+int kvt_gpu_cpu_open_limit(uint32_t device, uint64_t bytes, struct kvt_gpu **gpu);
+
+/* A C twin: what a kernel does, for the whole grid. Its result does not depend on the grid. */
 typedef int (*kvt_twin)(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args);
+
+#define KVT_KERNEL_MAX_ARGS 8
+#define KVT_KERNEL_ARG_BYTES 512 /* of all arguments, each rounded up to 8 */
 
 struct kvt_twin_entry {
 	const char *module, *function;
 	uint32_t n_args;
 	kvt_twin run;
+	uint32_t arg_bytes[KVT_KERNEL_MAX_ARGS]; /* each argument's size: a launch copies their values */
 };
 
 /* The twins, ended by an entry with a NULL module (twins.c). */

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT
+/* Operations as data; gpu/op.h. */
+#include "gpu/op.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+
+int kvt_op_run(const struct kvt_op *op)
+{
+	void *args[KVT_KERNEL_MAX_ARGS];
+	uint32_t at = 0;
+
+	switch (op->kind) {
+	case KVT_OP_COPY:
+	case KVT_OP_COPY_2D:
+		for (uint64_t y = 0; y < op->copy.height; y++)
+			memmove((char *)op->copy.dst + y * op->copy.dst_pitch,
+				(const char *)op->copy.src + y * op->copy.src_pitch, op->copy.width);
+		return 0;
+	case KVT_OP_MEMSET:
+		memset(op->set.dst, op->set.value, op->set.bytes);
+		return 0;
+	case KVT_OP_LAUNCH:
+		for (uint32_t i = 0; i < op->launch.twin->n_args; i++) {
+			args[i] = (void *)&op->launch.args[at];
+			at += (op->launch.twin->arg_bytes[i] + 7) / 8;
+		}
+		return op->launch.twin->run(op->launch.grid, op->launch.block, args);
+	default:
+		return kvt_fail(-EINVAL, "operation %d is not one that runs", (int)op->kind);
+	}
+}
+
+int kvt_op_append(struct kvt_op_list *list, const struct kvt_op *op)
+{
+	if (list->n == list->room) {
+		uint32_t room = list->room ? list->room * 2 : 16;
+		struct kvt_op *ops = realloc(list->ops, room * sizeof(*ops));
+
+		if (!ops)
+			return kvt_fail(-ENOMEM, "no memory for %u recorded operations", room);
+		list->ops = ops;
+		list->room = room;
+	}
+	list->ops[list->n++] = *op;
+	return 0;
+}
+
+void kvt_op_list_free(struct kvt_op_list *list)
+{
+	free(list->ops);
+	*list = (struct kvt_op_list){ 0 };
+}
+
+static uint64_t threads(struct kvt_dim3 d)
+{
+	return (uint64_t)d.x * d.y * d.z;
+}
+
+int kvt_op_launch(struct kvt_op *op, const struct kvt_twin_entry *twin, struct kvt_dim3 grid, struct kvt_dim3 block,
+		  void *const *args, uint32_t n_args)
+{
+	uint32_t at = 0;
+
+	if (n_args != twin->n_args)
+		return kvt_fail(-EINVAL, "kernel %s.%s takes %u arguments, %u given", twin->module, twin->function,
+				twin->n_args, n_args);
+	if (!grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535 || grid.x > INT32_MAX)
+		return kvt_fail(-EINVAL, "kernel %s.%s: a grid of %u x %u x %u; 1 to 2^31-1 x 65535 x 65535",
+				twin->module, twin->function, grid.x, grid.y, grid.z);
+	if (!block.x || !block.y || !block.z || block.x > 1024 || block.y > 1024 || block.z > 64 ||
+	    threads(block) > 1024)
+		return kvt_fail(-EINVAL, "kernel %s.%s: blocks of %u x %u x %u threads; at most 1024", twin->module,
+				twin->function, block.x, block.y, block.z);
+
+	op->kind = KVT_OP_LAUNCH;
+	op->launch.twin = twin;
+	op->launch.grid = grid;
+	op->launch.block = block;
+	for (uint32_t i = 0; i < n_args; i++) {
+		memcpy(&op->launch.args[at], args[i], twin->arg_bytes[i]);
+		at += (twin->arg_bytes[i] + 7) / 8;
+	}
+	return 0;
+}
+
+int kvt_twin_find(const char *module, const char *function, kvt_kernel *kernel)
+{
+	for (uint32_t i = 0; kvt_twins[i].module; i++)
+		if (!strcmp(kvt_twins[i].module, module) && !strcmp(kvt_twins[i].function, function)) {
+			*kernel = i;
+			return 0;
+		}
+	return kvt_fail(-ENOENT, "no kernel %s.%s", module, function);
+}
+
+const struct kvt_twin_entry *kvt_twin_get(kvt_kernel kernel)
+{
+	for (uint32_t i = 0; kvt_twins[i].module; i++)
+		if (i == kernel)
+			return &kvt_twins[i];
+	kvt_fail(-EINVAL, "no kernel has handle %u", kernel);
+	return NULL;
+}
+
+int kvt_table_add(struct kvt_table *table, void *object, uint32_t *handle)
+{
+	void **objects;
+	uint32_t i, n;
+
+	for (i = 1; i < table->n; i++)
+		if (!table->objects[i])
+			break;
+	if (i >= table->n) {
+		n = table->n ? table->n * 2 : 16;
+		objects = realloc(table->objects, n * sizeof(*objects));
+		if (!objects)
+			return kvt_fail(-ENOMEM, "no memory for %u handles", n);
+		memset(objects + table->n, 0, (n - table->n) * sizeof(*objects));
+		i = table->n ? table->n : 1;
+		table->objects = objects;
+		table->n = n;
+	}
+	table->objects[i] = object;
+	*handle = i;
+	return 0;
+}
+
+void *kvt_table_get(const struct kvt_table *table, uint32_t handle)
+{
+	return handle < table->n ? table->objects[handle] : NULL;
+}
+
+void *kvt_table_remove(struct kvt_table *table, uint32_t handle)
+{
+	void *object = kvt_table_get(table, handle);
+
+	if (object)
+		table->objects[handle] = NULL;
+	return object;
+}
