@@ -72,23 +72,17 @@ VF_INLINE void vi_store(void *p, vi i) { memcpy(p, &i, sizeof(i)); }
 VF_INLINE vf vf_load_f16(const void *p)
 {
 	uint16_t h[4];
-	vu_ b;
 
 	memcpy(h, p, sizeof(h));
-	for (int i = 0; i < 4; i++)
-		b[i] = kvt_f16_widen(h[i]);
-	return (vf)b;
+	return (vf)(vu_){ kvt_f16_widen(h[0]), kvt_f16_widen(h[1]), kvt_f16_widen(h[2]), kvt_f16_widen(h[3]) };
 }
 
 VF_INLINE vf vf_load_bf16(const void *p)
 {
 	uint16_t h[4];
-	vu_ b;
 
 	memcpy(h, p, sizeof(h));
-	for (int i = 0; i < 4; i++)
-		b[i] = kvt_bf16_widen(h[i]);
-	return (vf)b;
+	return (vf)(vu_){ kvt_bf16_widen(h[0]), kvt_bf16_widen(h[1]), kvt_bf16_widen(h[2]), kvt_bf16_widen(h[3]) };
 }
 
 VF_INLINE void vf_store_f16(void *p, vf v)

@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Attention over blocks.
+ *
+ * The splits that a pass must see are taken in groups. A group is as many
+ * consecutive splits as half the readable frames hold (the other half is for
+ * the group that loads meanwhile), at least one. Its work is cut into units,
+ * one KV head's rows each: either a block of query rows over all the group's
+ * splits, merged into the running state at once; or, where that gives too few
+ * units for the threads (decoding), all query rows over one split, kept as a
+ * part and merged afterwards. Either way a row meets the same splits in the
+ * same order through the same formula, so its bits are the same.
+ */
+#include "attention/attend.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+
+#define UNIT_ROWS 128	   /* query rows of a unit */
+#define PART_TOKENS 64	   /* query tokens x splits whose parts are kept */
+#define GROUP_BLOCKS 8192u /* the most blocks of a group */
+#define ALIGN 64
+
+struct group {
+	uint64_t first, end;   /* splits [first, end) */
+	uint64_t k0, v0;       /* first block of each plane */
+	uint32_t n_k, n_v;
+	uint32_t *blocks;      /* [n_k] then [n_v] */
+};
+
+struct kvt_attend {
+	struct kvt_store *store;
+	struct kvt_workers *workers;
+	const struct kvt_attn_kernels *kernels;
+	uint32_t max_tokens, max_heads, max_k_dim, max_v_dim;
+	uint32_t window; /* blocks of a group */
+	uint32_t capacity; /* of the arrays below */
+	pthread_mutex_t turn;
+	struct group group[2];
+	struct kvt_view *views;
+	struct kvt_attn_state run, part;
+	uint8_t *scratch; /* [workers][scratch_bytes] */
+	size_t scratch_bytes;
+	void *memory;
+};
+
+/* A worker's own: what one kernel call reads, then the kernel's scratch. */
+struct rows {
+	const uint8_t *k[KVT_SPLIT], *v[KVT_SPLIT];
+	const float *q[UNIT_ROWS];
+	const void *mask[UNIT_ROWS];
+	uint64_t lo[UNIT_ROWS], hi[UNIT_ROWS], pos[UNIT_ROWS];
+	float slope[UNIT_ROWS];
+	float max[UNIT_ROWS], sum[UNIT_ROWS];
+	float *out[UNIT_ROWS];
+	float sink[UNIT_ROWS];
+};
+
+/* A pass: some query tokens of a call over its groups. */
+struct pass {
+	struct kvt_attend *a;
+	const struct kvt_attend_call *c;
+	const struct group *g;
+	uint32_t t0, tokens; /* query tokens [t0, t0 + tokens) */
+	uint32_t group_heads; /* query heads of a KV head */
+	uint32_t rows;	     /* of one KV head: tokens * group_heads */
+	uint32_t row_blocks; /* of one KV head */
+	bool parts;
+};
+
+static uint64_t round_up(uint64_t n, uint64_t to)
+{
+	return (n + to - 1) / to * to;
+}
+
+uint32_t kvt_split_blocks(uint32_t block_rows)
+{
+	if (block_rows % KVT_SPLIT == 0)
+		return 1;
+	return (KVT_SPLIT + block_rows - 1) / block_rows + (KVT_SPLIT % block_rows != 0);
+}
+
+/* ---- memory ---- */
+
+struct layout {
+	uint64_t blocks[2], views, run, part, scratch, total;
+	uint32_t capacity;
+	size_t scratch_bytes;
+};
+
+static uint64_t state_bytes(uint64_t rows, uint32_t v_dim)
+{
+	return round_up(rows * (v_dim + 2ull) * sizeof(float), ALIGN);
+}
+
+static struct layout layout_of(const struct kvt_attend_params *p)
+{
+	const struct kvt_attn_shape shape = { .k_dim = p->max_k_dim, .v_dim = p->max_v_dim };
+	struct layout l = { .capacity = p->frames < GROUP_BLOCKS ? p->frames : GROUP_BLOCKS };
+	uint64_t at = sizeof(struct kvt_attend);
+
+	if (l.capacity < p->split_blocks)
+		l.capacity = p->split_blocks;
+	for (int i = 0; i < 2; i++) {
+		l.blocks[i] = at = round_up(at, ALIGN);
+		at += l.capacity * sizeof(uint32_t);
+	}
+	l.views = at = round_up(at, ALIGN);
+	at += l.capacity * sizeof(struct kvt_view);
+	l.run = at = round_up(at, ALIGN);
+	at += state_bytes((uint64_t)p->max_query_rows * p->max_query_heads, p->max_v_dim);
+	l.part = at;
+	at += state_bytes((uint64_t)PART_TOKENS * p->max_query_heads, p->max_v_dim);
+	/* the kernel's scratch, and a part's accumulator, which merge() reads */
+	l.scratch_bytes = round_up(sizeof(struct rows), ALIGN) + state_bytes(UNIT_ROWS, p->max_v_dim) +
+			  round_up(kvt_attn_kernels(NULL)->scratch_bytes(&shape, UNIT_ROWS), ALIGN);
+	l.scratch = at;
+	l.total = at + l.scratch_bytes * p->threads;
+	return l;
+}
+
+uint64_t kvt_attend_bytes(const struct kvt_attend_params *p)
+{
+	return layout_of(p).total;
+}
+
+static void set_state(struct kvt_attn_state *st, void *memory, uint64_t rows)
+{
+	st->max = memory;
+	st->sum = st->max + rows;
+	st->acc = st->sum + rows;
+}
+
+int kvt_attend_create(const struct kvt_attend_params *p, struct kvt_store *store, struct kvt_workers *workers,
+		      struct kvt_attend **attend)
+{
+	struct layout l = layout_of(p);
+	uint8_t *memory = aligned_alloc(ALIGN, round_up(l.total, ALIGN));
+	struct kvt_attend *a = (struct kvt_attend *)memory;
+	uint32_t half = p->frames > 2 ? (p->frames - 1) / 2 : 1;
+
+	if (!memory)
+		return kvt_fail(-ENOMEM, "no memory for attention's scratch (%llu bytes)", (unsigned long long)l.total);
+	*a = (struct kvt_attend){
+		.store = store, .workers = workers, .kernels = kvt_attn_kernels(NULL),
+		.max_tokens = p->max_query_rows, .max_heads = p->max_query_heads,
+		.max_k_dim = p->max_k_dim, .max_v_dim = p->max_v_dim, .capacity = l.capacity,
+		.views = (struct kvt_view *)(memory + l.views),
+		.scratch = memory + l.scratch, .scratch_bytes = l.scratch_bytes,
+	};
+	for (int i = 0; i < 2; i++)
+		a->group[i].blocks = (uint32_t *)(memory + l.blocks[i]);
+	set_state(&a->run, memory + l.run, (uint64_t)p->max_query_rows * p->max_query_heads);
+	set_state(&a->part, memory + l.part, (uint64_t)PART_TOKENS * p->max_query_heads);
+	a->window = half < p->split_blocks ? p->split_blocks : half;
+	if (a->window > a->capacity)
+		a->window = a->capacity;
+	pthread_mutex_init(&a->turn, NULL);
+	*attend = a;
+	return 0;
+}
+
+void kvt_attend_destroy(struct kvt_attend *a)
+{
+	if (!a)
+		return;
+	pthread_mutex_destroy(&a->turn);
+	free(a);
+}
+
+/* ---- which rows a query token may see ---- */
+
+static void visible(const struct kvt_attend_call *c, uint32_t token, uint64_t *lo, uint64_t *hi)
+{
+	uint64_t pos = c->first + token;
+
+	*lo = 0;
+	*hi = c->n_rows;
+	if (c->mask)
+		return;
+	if (c->causal && pos + 1 < *hi)
+		*hi = pos + 1;
+	if (c->window && pos + 1 > c->window)
+		*lo = pos + 1 - c->window;
+	if (*lo > *hi)
+		*lo = *hi;
+}
+
+/* ---- units ---- */
+
+static struct kvt_attn_state state_at(const struct kvt_attn_state *st, uint64_t row, uint32_t v_dim)
+{
+	return (struct kvt_attn_state){ st->max + row, st->sum + row, st->acc + row * v_dim };
+}
+
+static void point_at_split(const struct pass *p, uint64_t split, struct rows *r, struct kvt_split_rows *s)
+{
+	const struct kvt_attend_call *c = p->c;
+	const struct kvt_plane_geom *kg = c->k_geom, *vg = c->v_geom;
+	const struct kvt_view *kv = p->a->views, *vv = p->a->views + p->g->n_k;
+	uint64_t first = split * KVT_SPLIT;
+	uint64_t left = c->n_rows - first;
+	uint32_t n = left < KVT_SPLIT ? (uint32_t)left : KVT_SPLIT;
+
+	for (uint32_t j = 0; j < n; j++) {
+		uint64_t row = first + j;
+
+		r->k[j] = kv[row / kg->block_rows - p->g->k0].data + row % kg->block_rows * kg->row_bytes;
+		r->v[j] = vv[row / vg->block_rows - p->g->v0].data + row % vg->block_rows * vg->row_bytes;
+	}
+	*s = (struct kvt_split_rows){ .first = first, .n = n, .k = r->k, .v = r->v };
+}
+
+/* Rows [row, row + m) of KV head @head: their queries, and the splits [from, to) that any of them sees. */
+static void point_at_queries(const struct pass *p, uint32_t head, uint32_t row, uint32_t m, struct rows *r,
+			     struct kvt_query_rows *q, uint64_t *from, uint64_t *to)
+{
+	const struct kvt_attend_call *c = p->c;
+	uint64_t lo = UINT64_MAX, hi = 0, element = c->shape.mask_type == KVT_F16 ? 2 : 4;
+
+	for (uint32_t i = 0; i < m; i++) {
+		uint32_t token = p->t0 + (row + i) / p->group_heads;
+		uint32_t h = head * p->group_heads + (row + i) % p->group_heads;
+
+		r->q[i] = c->q + ((uint64_t)token * c->heads + h) * c->shape.k_dim;
+		r->pos[i] = c->first + token;
+		visible(c, token, &r->lo[i], &r->hi[i]);
+		if (r->lo[i] < r->hi[i]) {
+			lo = r->lo[i] < lo ? r->lo[i] : lo;
+			hi = r->hi[i] > hi ? r->hi[i] : hi;
+		}
+		if (c->slopes)
+			r->slope[i] = c->slopes[h];
+		if (c->mask)
+			r->mask[i] = (const uint8_t *)c->mask + token * c->mask_stride * element;
+	}
+	*q = (struct kvt_query_rows){
+		.m = m, .q = r->q, .lo = r->lo, .hi = r->hi, .pos = r->pos,
+		.mask = c->mask ? r->mask : NULL, .slope = c->slopes ? r->slope : NULL,
+	};
+	*from = lo < hi ? lo / KVT_SPLIT : 0;
+	*to = lo < hi ? (hi + KVT_SPLIT - 1) / KVT_SPLIT : 0;
+}
+
+static void unit(void *arg, uint32_t worker, uint32_t i)
+{
+	const struct pass *p = arg;
+	struct kvt_attend *a = p->a;
+	const struct kvt_attend_call *c = p->c;
+	uint8_t *scratch = a->scratch + worker * a->scratch_bytes;
+	struct rows *r = (struct rows *)scratch;
+	float *acc = (float *)(scratch + round_up(sizeof(*r), ALIGN));
+	void *kernel_scratch = (uint8_t *)acc + state_bytes(UNIT_ROWS, a->max_v_dim);
+	uint32_t v_dim = c->shape.v_dim, splits = p->parts ? (uint32_t)(p->g->end - p->g->first) : 1;
+	uint32_t head = i / (splits * p->row_blocks), block = i / splits % p->row_blocks;
+	uint32_t row = block * UNIT_ROWS, m = p->rows - row < UNIT_ROWS ? p->rows - row : UNIT_ROWS;
+	uint64_t from, to, run_row = (uint64_t)head * p->rows + row;
+	struct kvt_attn_state part = { r->max, r->sum, acc }, run = state_at(&a->run, run_row, v_dim);
+	struct kvt_query_rows q;
+	struct kvt_split_rows s;
+
+	point_at_queries(p, head, row, m, r, &q, &from, &to);
+	if (from < p->g->first)
+		from = p->g->first;
+	if (to > p->g->end)
+		to = p->g->end;
+	if (p->parts) {
+		uint64_t split = p->g->first + i % splits;
+
+		part = state_at(&a->part, (split - p->g->first) * c->kv_heads * p->rows + run_row, v_dim);
+		if (split < from || split >= to) {
+			kvt_attn_state_clear(&part, m, v_dim);
+			return;
+		}
+		from = split;
+		to = split + 1;
+	}
+	for (uint64_t split = from; split < to; split++) {
+		point_at_split(p, split, r, &s);
+		s.k_offset = head * (c->k_geom->row_bytes / c->kv_heads);
+		s.v_offset = head * (c->v_geom->row_bytes / c->kv_heads);
+		a->kernels->split(&c->shape, &s, &q, &part, kernel_scratch);
+		if (!p->parts)
+			a->kernels->merge(&run, &part, m, v_dim);
+	}
+}
+
+static void merge_parts(void *arg, uint32_t worker, uint32_t head)
+{
+	const struct pass *p = arg;
+	uint32_t v_dim = p->c->shape.v_dim;
+	uint64_t row = (uint64_t)head * p->rows, all = (uint64_t)p->c->kv_heads * p->rows;
+	struct kvt_attn_state run = state_at(&p->a->run, row, v_dim);
+
+	(void)worker;
+	for (uint64_t split = p->g->first; split < p->g->end; split++) {
+		struct kvt_attn_state part = state_at(&p->a->part, (split - p->g->first) * all + row, v_dim);
+
+		p->a->kernels->merge(&run, &part, p->rows, v_dim);
+	}
+}
+
+static void finish(void *arg, uint32_t worker, uint32_t i)
+{
+	const struct pass *p = arg;
+	const struct kvt_attend_call *c = p->c;
+	struct rows *r = (struct rows *)(p->a->scratch + worker * p->a->scratch_bytes);
+	uint32_t head = i / p->row_blocks, row = i % p->row_blocks * UNIT_ROWS, v_dim = c->shape.v_dim;
+	uint32_t m = p->rows - row < UNIT_ROWS ? p->rows - row : UNIT_ROWS;
+	struct kvt_attn_state run = state_at(&p->a->run, (uint64_t)head * p->rows + row, v_dim);
+
+	for (uint32_t j = 0; j < m; j++) {
+		uint32_t token = p->t0 + (row + j) / p->group_heads;
+		uint32_t h = head * p->group_heads + (row + j) % p->group_heads;
+
+		r->out[j] = c->out + ((uint64_t)token * c->heads + h) * v_dim;
+		r->sink[j] = c->sinks ? c->sinks[h] : 0;
+	}
+	p->a->kernels->finish(&run, m, v_dim, c->sinks ? r->sink : NULL, r->out);
+}
+
+/* ---- groups ---- */
+
+static uint32_t blocks_of(uint64_t first_row, uint64_t end_row, uint32_t block_rows)
+{
+	return (uint32_t)((end_row + block_rows - 1) / block_rows - first_row / block_rows);
+}
+
+/* The group that begins at split @first and ends at most at @end. */
+static void make_group(const struct kvt_attend *a, const struct kvt_attend_call *c, uint64_t first, uint64_t end,
+		       uint64_t most, struct group *g)
+{
+	uint64_t row0 = first * KVT_SPLIT, e = first;
+	uint32_t nk = 0, nv = 0;
+
+	while (e < end && e - first < most) {
+		uint64_t row1 = (e + 1) * KVT_SPLIT < c->n_rows ? (e + 1) * KVT_SPLIT : c->n_rows;
+		uint32_t k = blocks_of(row0, row1, c->k_geom->block_rows);
+		uint32_t v = blocks_of(row0, row1, c->v_geom->block_rows);
+
+		if (e > first && k + v > a->window)
+			break;
+		nk = k;
+		nv = v;
+		e++;
+	}
+	g->first = first;
+	g->end = e;
+	g->k0 = row0 / c->k_geom->block_rows;
+	g->v0 = row0 / c->v_geom->block_rows;
+	g->n_k = nk;
+	g->n_v = nv;
+	memcpy(g->blocks, c->k_table + g->k0, nk * sizeof(uint32_t));
+	memcpy(g->blocks + nk, c->v_table + g->v0, nv * sizeof(uint32_t));
+}
+
+/* Start what the next call will likely read first; its holds are given back at once. */
+static void look_ahead(struct kvt_attend *a, const struct kvt_attend_call *c, uint64_t first, struct group *g)
+{
+	struct kvt_attend_call next = *c;
+
+	next.k_geom = c->next_k_geom;
+	next.v_geom = c->next_v_geom;
+	next.k_table = c->next_k_table;
+	next.v_table = c->next_v_table;
+	make_group(a, &next, first, (c->n_rows + KVT_SPLIT - 1) / KVT_SPLIT, UINT64_MAX, g);
+	kvt_store_borrow_begin(a->store, g->blocks, g->n_k + g->n_v);
+	kvt_store_return(a->store, g->blocks, g->n_k + g->n_v);
+}
+
+static int run_pass(struct pass *p)
+{
+	struct kvt_attend *a = p->a;
+	const struct kvt_attend_call *c = p->c;
+	uint64_t lo = UINT64_MAX, hi = 0, from, to, most;
+	struct group *now = &a->group[0], *next = &a->group[1], *swap;
+	struct kvt_attn_state run = a->run;
+	bool more;
+	int ret;
+
+	for (uint32_t t = p->t0; t < p->t0 + p->tokens; t++) {
+		uint64_t l, h;
+
+		visible(c, t, &l, &h);
+		if (l < h) {
+			lo = l < lo ? l : lo;
+			hi = h > hi ? h : hi;
+		}
+	}
+	kvt_attn_state_clear(&run, c->kv_heads * p->rows, c->shape.v_dim);
+	from = lo < hi ? lo / KVT_SPLIT : 0;
+	to = lo < hi ? (hi + KVT_SPLIT - 1) / KVT_SPLIT : 0;
+	p->parts = c->kv_heads * p->row_blocks < 4 * kvt_workers_count(a->workers) && p->tokens <= PART_TOKENS / 2;
+	most = p->parts ? PART_TOKENS / p->tokens : UINT64_MAX;
+	if (from < to) {
+		make_group(a, c, from, to, most, now);
+		kvt_store_borrow_begin(a->store, now->blocks, now->n_k + now->n_v);
+	}
+	while (from < to) {
+		ret = kvt_store_borrow_wait(a->store, now->blocks, now->n_k + now->n_v, a->views);
+		if (ret)
+			return ret;
+		kvt_store_work(a->store, true);
+		p->g = now;
+		from = now->end;
+		more = from < to;
+		if (more) {
+			make_group(a, c, from, to, most, next);
+			kvt_store_borrow_begin(a->store, next->blocks, next->n_k + next->n_v);
+		} else if (c->next_k_table) {
+			look_ahead(a, c, lo / KVT_SPLIT, next);
+		}
+		kvt_workers_run(a->workers,
+				c->kv_heads * p->row_blocks * (p->parts ? (uint32_t)(now->end - now->first) : 1), unit, p);
+		if (p->parts)
+			kvt_workers_run(a->workers, c->kv_heads, merge_parts, p);
+		kvt_store_work(a->store, false);
+		kvt_store_return(a->store, now->blocks, now->n_k + now->n_v);
+		swap = now;
+		now = next;
+		next = swap;
+	}
+	kvt_workers_run(a->workers, c->kv_heads * p->row_blocks, finish, p);
+	return 0;
+}
+
+int kvt_attend_run(struct kvt_attend *a, const struct kvt_attend_call *c)
+{
+	struct pass p = { .a = a, .c = c, .group_heads = c->heads / c->kv_heads };
+	int ret = 0;
+
+	pthread_mutex_lock(&a->turn);
+	for (p.t0 = 0; p.t0 < c->n && !ret; p.t0 += p.tokens) {
+		p.tokens = c->n - p.t0 < a->max_tokens ? c->n - p.t0 : a->max_tokens;
+		p.rows = p.tokens * p.group_heads;
+		p.row_blocks = (p.rows + UNIT_ROWS - 1) / UNIT_ROWS;
+		ret = run_pass(&p);
+	}
+	pthread_mutex_unlock(&a->turn);
+	return ret;
+}
