@@ -2,6 +2,7 @@
 /* What a Llama layer does to single rows beside matrix products: RMSNorm, RoPE, SwiGLU, the residual. */
 #include <math.h>
 
+#include "attention/exp.h"
 #include "base/simd.h"
 #include "engines/ref/kernels.h"
 
@@ -40,41 +41,18 @@ static void rmsnorm(float *y, const float *x, const float *weight, uint32_t n, f
 	}
 }
 
-/* 2^n for n in [-126, 127] */
-VF_INLINE vf exp2_whole(vf n)
-{
-	/* 1.5 * 2^23 puts n into the low bits of the mantissa */
-	return vi_floats(vi_shl(vi_add(vf_bits(vf_add(n, vf_set1(12582912.0f))), vi_set1(127)), 23));
-}
-
-/* e^x to about one part in 2^23; x beyond +-87 as +-87. Cody and Waite's reduction, a polynomial of degree 6. */
-VF_INLINE vf exp_clamped(vf x)
-{
-	vf n, r, p;
-
-	x = vf_select(vf_lt(x, vf_set1(-87)), vf_set1(-87), x);
-	x = vf_select(vf_lt(vf_set1(87), x), vf_set1(87), x);
-	n = vf_sub(vf_fma(x, vf_set1(1.44269504f), vf_set1(12582912.0f)), vf_set1(12582912.0f));
-	r = vf_fma(n, vf_set1(-0.693359375f), x);
-	r = vf_fma(n, vf_set1(2.12194440e-4f), r);
-	p = vf_set1(1.0f / 720);
-	p = vf_fma(p, r, vf_set1(1.0f / 120));
-	p = vf_fma(p, r, vf_set1(1.0f / 24));
-	p = vf_fma(p, r, vf_set1(1.0f / 6));
-	p = vf_fma(p, r, vf_set1(0.5f));
-	p = vf_fma(p, r, vf_set1(1));
-	p = vf_fma(p, r, vf_set1(1));
-	return vf_mul(p, exp2_whole(n));
-}
-
+/* silu(g) = g / (1 + e^-g), by e^-|g|, which cannot overflow. */
 static void silu_mul(float *y, const float *gate, const float *up, uint32_t n)
 {
+	const vf one = vf_set1(1);
+
 	for (uint32_t i = 0; i < n; i += KVT_VW) {
 		uint32_t left = lanes(n - i);
 		vf g = vf_load_part(gate + i, left);
-		vf s = vf_div(g, vf_add(vf_set1(1), exp_clamped(vf_sub(vf_zero(), g))));
+		vf e = vf_exp(vf_sub(vf_zero(), vf_abs(g)));
+		vf sigmoid = vf_div(vf_select(vf_lt(g, vf_zero()), e, one), vf_add(one, e));
 
-		vf_store_part(y + i, vf_mul(s, vf_load_part(up + i, left)), left);
+		vf_store_part(y + i, vf_mul(vf_mul(g, sigmoid), vf_load_part(up + i, left)), left);
 	}
 }
 
