@@ -313,7 +313,7 @@ struct kvt_stats {
 	uint64_t hits, misses;	   /* blocks borrowed that were / were not resident */
 	uint64_t disk_reads, disk_read_bytes, disk_writes, disk_write_bytes;
 	uint64_t moves, move_bytes; /* between memory tiers */
-	uint64_t evictions, cow_copies, prefetches, prefetch_drops;
+	uint64_t evictions, cow_copies;
 	uint64_t digest_errors;	   /* bytes that did not match; never served */
 	uint64_t io_errors;	   /* reads and writes that failed */
 	uint64_t disk_full;	   /* writes refused for space */

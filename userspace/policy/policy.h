@@ -33,8 +33,6 @@ struct kvt_policy_ops {
 	void (*busy)(struct kvt_policy *, uint32_t block);
 	/* the block that should leave one of @tiers (mask of 1 << tier), clean or not as asked; KVT_POLICY_NONE */
 	uint32_t (*victim)(const struct kvt_policy *, uint32_t tiers, bool clean);
-	/* the dirty block that should follow @after in the order of eviction from @tier, to write back in runs */
-	uint32_t (*next_dirty)(const struct kvt_policy *, enum kvt_tier tier, uint32_t after);
 	/* the block's content is gone: forget what is known of it */
 	void (*forget)(struct kvt_policy *, uint32_t block);
 };

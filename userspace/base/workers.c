@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Compute threads. A run is published by raising the generation; each thread
+ * takes indices from one counter until none is left. Threads look for the next
+ * run for a moment before they sleep, since an engine's runs follow closely.
+ */
+#include "base/workers.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+
+#define STACK_BYTES (256u << 10)
+#define SPINS 2000
+
+struct worker {
+	struct kvt_workers *all;
+	pthread_t thread;
+	uint32_t index;
+};
+
+struct kvt_workers {
+	uint32_t count;
+	pthread_mutex_t turn; /* one run at a time; taken before lock */
+	pthread_mutex_t lock;
+	pthread_cond_t start, done;
+	atomic_uint generation;
+	atomic_uint next;
+	uint32_t n, asleep;
+	atomic_uint busy;
+	kvt_work_fn fn;
+	void *arg;
+	bool stop;
+	struct worker worker[];
+};
+
+static void pause_cpu(void)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
+static void work(struct kvt_workers *w, uint32_t index)
+{
+	uint32_t i;
+
+	while ((i = atomic_fetch_add(&w->next, 1)) < w->n)
+		w->fn(w->arg, index, i);
+}
+
+static void *worker_main(void *arg)
+{
+	struct worker *me = arg;
+	struct kvt_workers *w = me->all;
+	unsigned int seen = 0;
+
+	for (;;) {
+		for (int i = 0; i < SPINS && atomic_load(&w->generation) == seen; i++)
+			pause_cpu();
+		if (atomic_load(&w->generation) == seen) {
+			pthread_mutex_lock(&w->lock);
+			w->asleep++;
+			while (atomic_load(&w->generation) == seen)
+				pthread_cond_wait(&w->start, &w->lock);
+			w->asleep--;
+			pthread_mutex_unlock(&w->lock);
+		}
+		seen = atomic_load(&w->generation);
+		if (w->stop)
+			return NULL;
+		work(w, me->index);
+		if (atomic_fetch_sub(&w->busy, 1) == 1) {
+			pthread_mutex_lock(&w->lock);
+			pthread_cond_signal(&w->done);
+			pthread_mutex_unlock(&w->lock);
+		}
+	}
+}
+
+static void publish(struct kvt_workers *w)
+{
+	atomic_fetch_add(&w->generation, 1);
+	pthread_mutex_lock(&w->lock);
+	if (w->asleep)
+		pthread_cond_broadcast(&w->start);
+	pthread_mutex_unlock(&w->lock);
+}
+
+void kvt_workers_run(struct kvt_workers *w, uint32_t n, kvt_work_fn fn, void *arg)
+{
+	pthread_mutex_lock(&w->turn);
+	if (w->count == 1 || n <= 1) {
+		for (uint32_t i = 0; i < n; i++)
+			fn(arg, 0, i);
+	} else {
+		w->n = n;
+		w->fn = fn;
+		w->arg = arg;
+		atomic_store(&w->next, 0);
+		atomic_store(&w->busy, w->count - 1);
+		publish(w);
+		work(w, 0);
+		for (int i = 0; i < SPINS && atomic_load(&w->busy); i++)
+			pause_cpu();
+		if (atomic_load(&w->busy)) {
+			pthread_mutex_lock(&w->lock);
+			while (atomic_load(&w->busy))
+				pthread_cond_wait(&w->done, &w->lock);
+			pthread_mutex_unlock(&w->lock);
+		}
+	}
+	pthread_mutex_unlock(&w->turn);
+}
+
+uint64_t kvt_workers_bytes(uint32_t threads)
+{
+	return sizeof(struct kvt_workers) + threads * sizeof(struct worker) + (threads - 1) * (uint64_t)STACK_BYTES;
+}
+
+static void stop(struct kvt_workers *w, uint32_t started)
+{
+	w->stop = true;
+	publish(w);
+	for (uint32_t i = 1; i < started; i++)
+		pthread_join(w->worker[i].thread, NULL);
+	pthread_cond_destroy(&w->start);
+	pthread_cond_destroy(&w->done);
+	pthread_mutex_destroy(&w->lock);
+	pthread_mutex_destroy(&w->turn);
+	free(w);
+}
+
+int kvt_workers_create(uint32_t threads, struct kvt_workers **workers)
+{
+	struct kvt_workers *w = calloc(1, sizeof(*w) + threads * sizeof(w->worker[0]));
+	pthread_attr_t attr;
+	int err = 0;
+
+	if (!w)
+		return kvt_fail(-ENOMEM, "no memory for %u threads", threads);
+	pthread_mutex_init(&w->turn, NULL);
+	pthread_mutex_init(&w->lock, NULL);
+	pthread_cond_init(&w->start, NULL);
+	pthread_cond_init(&w->done, NULL);
+	w->count = threads;
+	pthread_attr_init(&attr);
+	pthread_attr_setstacksize(&attr, STACK_BYTES);
+	for (uint32_t i = 1; i < threads && !err; i++) {
+		w->worker[i] = (struct worker){ .all = w, .index = i };
+		err = pthread_create(&w->worker[i].thread, &attr, worker_main, &w->worker[i]);
+		if (err) {
+			stop(w, i);
+			kvt_fail(-err, "thread %u of %u could not be started (%s): ask for fewer threads, or raise ulimit -u",
+				 i + 1, threads, strerror(err));
+		}
+	}
+	pthread_attr_destroy(&attr);
+	if (err)
+		return -err;
+	*workers = w;
+	return 0;
+}
+
+void kvt_workers_destroy(struct kvt_workers *w)
+{
+	if (w)
+		stop(w, w->count);
+}
+
+uint32_t kvt_workers_count(const struct kvt_workers *w)
+{
+	return w->count;
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: MIT
+/* The public attention calls: checks, and the tables that a call reads. */
+#include <errno.h>
+#include <math.h>
+
+#include "base/err.h"
+#include "base/params.h"
+#include "cache/cache.h"
+
+static int check_attn(struct kvt_cache *c, const struct kvt_attn *a, bool raw, struct kvt_attend_call *call)
+{
+	const struct kvt_plane *k, *v;
+
+	if (a->k_plane >= c->n_planes || a->v_plane >= c->n_planes)
+		return kvt_fail(-EINVAL, "attention: planes %u and %u of %u", a->k_plane, a->v_plane, c->n_planes);
+	k = &c->planes[a->k_plane];
+	v = &c->planes[a->v_plane];
+	if (!k->rows != !raw || !v->rows != !raw)
+		return kvt_fail(-EINVAL, "attention: planes %u and %u must both be %s planes", a->k_plane, a->v_plane,
+				raw ? "raw" : "sequence");
+	if (k->heads != v->heads)
+		return kvt_fail(-EINVAL, "attention: K has %u heads and V has %u", k->heads, v->heads);
+	if (k->head_dim < 8 || k->head_dim > KVT_HEAD_MAX || v->head_dim < 8 || v->head_dim > KVT_HEAD_MAX)
+		return kvt_fail(-EINVAL, "attention: head sizes %u and %u, 8 to %u expected", k->head_dim, v->head_dim,
+				KVT_HEAD_MAX);
+	if (!a->n_heads || a->n_heads % k->heads)
+		return kvt_fail(-EINVAL, "attention: %u query heads are no multiple of %u KV heads", a->n_heads, k->heads);
+	if (a->n_heads > c->max_query_heads)
+		return kvt_fail(-EINVAL, "attention: %u query heads, max_query_heads is %u", a->n_heads,
+				c->max_query_heads);
+	if (a->flags & ~KVT_ATTN_CAUSAL)
+		return kvt_fail(-EINVAL, "attention: flags 0x%x: unknown bits", a->flags);
+	if (raw && (a->flags || a->window))
+		return kvt_fail(-EINVAL, "attention: with a mask, the mask says what is seen: no causal flag, no window");
+	if (!isfinite(a->scale) || !isfinite(a->softcap) || a->softcap < 0)
+		return kvt_fail(-EINVAL, "attention: scale %g and softcap %g must be finite, softcap not negative",
+				(double)a->scale, (double)a->softcap);
+	*call = (struct kvt_attend_call){
+		.shape = { .k_dim = k->head_dim, .v_dim = v->head_dim, .k_codec = k->geom.codec, .v_codec = v->geom.codec,
+			   .scale = a->scale ? a->scale : (float)(1.0 / sqrt(k->head_dim)), .softcap = a->softcap,
+			   .mask_type = KVT_F32 },
+		.k_geom = &k->geom, .v_geom = &v->geom, .heads = a->n_heads, .kv_heads = k->heads,
+		.causal = a->flags & KVT_ATTN_CAUSAL, .window = a->window, .slopes = a->alibi, .sinks = a->sinks,
+	};
+	return 0;
+}
+
+/*
+ * Layers are attended to in the same order at every step: what followed this
+ * pair last time will be read next, and its first blocks may load meanwhile.
+ */
+static const struct kvt_plane *learn_order(struct kvt_cache *c, const struct kvt_attn *a, uint32_t *next_v)
+{
+	struct kvt_plane *k = &c->planes[a->k_plane];
+	const struct kvt_plane *next = NULL;
+
+	pthread_mutex_lock(&c->lock);
+	if (c->last_k != UINT32_MAX && c->last_k != a->k_plane) {
+		c->planes[c->last_k].next_k = a->k_plane;
+		c->planes[c->last_k].next_v = a->v_plane;
+	}
+	c->last_k = a->k_plane;
+	if (k->next_k != UINT32_MAX) {
+		next = &c->planes[k->next_k];
+		*next_v = k->next_v;
+	}
+	pthread_mutex_unlock(&c->lock);
+	return next;
+}
+
+int kvt_attend(struct kvt_cache *c, const struct kvt_attn *attn, const struct kvt_attn_item *items, uint32_t n_items)
+{
+	const struct kvt_plane *next;
+	struct kvt_attend_call call;
+	struct kvt_attn a;
+	uint32_t next_v = 0;
+	int ret = kvt_params_copy(&a, sizeof(a), sizeof(a), attn, "attention");
+
+	if (!ret)
+		ret = check_attn(c, &a, false, &call);
+	if (ret)
+		return ret;
+	for (uint32_t i = 0; i < n_items; i++) {
+		const struct kvt_attn_item *it = &items[i];
+
+		if (!it->seq || it->seq->cache != c || !it->q || !it->out)
+			return kvt_fail(-EINVAL, "attention: item %u lacks a sequence of this cache, q or out", i);
+		if (it->first > it->seq->len || it->n > it->seq->len - it->first)
+			return kvt_fail(-ERANGE, "attention: item %u: positions %u to %llu of a sequence of %u tokens", i,
+					it->first, (unsigned long long)it->first + it->n, it->seq->len);
+	}
+	next = learn_order(c, &a, &next_v);
+	for (uint32_t i = 0; i < n_items && !ret; i++) {
+		const struct kvt_attn_item *it = &items[i];
+
+		call.k_table = kvt_seq_table(it->seq, &c->planes[a.k_plane]);
+		call.v_table = kvt_seq_table(it->seq, &c->planes[a.v_plane]);
+		call.n_rows = it->seq->len;
+		call.n = it->n;
+		call.first = it->first;
+		call.q = it->q;
+		call.out = it->out;
+		if (next && !next->rows) {
+			call.next_k_geom = &next->geom;
+			call.next_v_geom = &c->planes[next_v].geom;
+			call.next_k_table = kvt_seq_table(it->seq, next);
+			call.next_v_table = kvt_seq_table(it->seq, &c->planes[next_v]);
+		}
+		ret = kvt_attend_run(c->attend, &call);
+	}
+	return ret;
+}
+
+int kvt_attend_mask(struct kvt_cache *c, const struct kvt_attn *attn, const struct kvt_attn_mask *mask)
+{
+	const struct kvt_plane *k, *v;
+	struct kvt_attend_call call;
+	struct kvt_attn_mask m;
+	struct kvt_attn a;
+	int ret = kvt_params_copy(&a, sizeof(a), sizeof(a), attn, "attention");
+
+	if (!ret)
+		ret = kvt_params_copy(&m, sizeof(m), sizeof(m), mask, "attention mask");
+	if (!ret)
+		ret = check_attn(c, &a, true, &call);
+	if (ret)
+		return ret;
+	k = &c->planes[a.k_plane];
+	v = &c->planes[a.v_plane];
+	if (m.n_rows > k->rows || m.n_rows > v->rows)
+		return kvt_fail(-ERANGE, "attention: %llu rows of planes of %llu and %llu", (unsigned long long)m.n_rows,
+				(unsigned long long)k->rows, (unsigned long long)v->rows);
+	if (!m.q || !m.out || m.reserved)
+		return kvt_fail(-EINVAL, "attention: q or out is missing, or reserved is %u", m.reserved);
+	if (m.mask && (m.mask_stride < m.n_rows || (m.mask_type != KVT_F32 && m.mask_type != KVT_F16)))
+		return kvt_fail(-EINVAL, "attention: mask of stride %llu over %llu rows, type %u (f32 or f16)",
+				(unsigned long long)m.mask_stride, (unsigned long long)m.n_rows, m.mask_type);
+	call.shape.mask_type = m.mask_type;
+	call.k_table = k->table;
+	call.v_table = v->table;
+	call.n_rows = m.n_rows;
+	call.n = m.n;
+	call.mask = m.mask;
+	call.mask_stride = m.mask_stride;
+	call.slopes = m.mask ? a.alibi : NULL;
+	call.q = m.q;
+	call.out = m.out;
+	return kvt_attend_run(c->attend, &call);
+}

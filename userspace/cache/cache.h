@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Inside a cache: the store, who computes, and the block tables of sequences
+ * and raw planes.
+ *
+ * Locks: cache->lock guards the list of sequences; a sequence's table is the
+ * caller's to order. It is taken before the store's and never with it held long.
+ */
+#ifndef KVT_CACHE_CACHE_H
+#define KVT_CACHE_CACHE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "attention/attend.h"
+#include "base/budget.h"
+#include "base/workers.h"
+#include "gpu/gpu.h"
+#include "host/host.h"
+#include "kvtier.h"
+#include "store/store.h"
+
+struct kvt_plane {
+	struct kvt_plane_geom geom;
+	uint32_t heads, head_dim, layer;
+	uint64_t rows;	      /* raw: how many; 0: a sequence plane */
+	uint32_t *table;      /* raw: [table_len] blocks */
+	uint32_t table_len;   /* of the raw table, or of each sequence's */
+	uint32_t table_first; /* in a sequence's tables */
+	uint32_t next_k, next_v; /* the planes that the last pass attended to after this K plane, or UINT32_MAX */
+};
+
+struct kvt_seq {
+	struct kvt_cache *cache;
+	uint32_t len;
+	bool alive;
+	uint32_t *tokens; /* [max_tokens] */
+	uint32_t *tables; /* of all sequence planes, one after the other */
+};
+
+struct kvt_cache {
+	struct kvt_budget budget[KVT_TIERS];
+	char name[64];
+	uint64_t block_bytes, overhead;
+	struct kvt_plane *planes;
+	uint32_t n_planes, max_seqs, max_tokens, tables_len;
+	uint32_t max_query_rows, max_query_heads, threads;
+	struct kvt_seq *seqs; /* [max_seqs] */
+	uint32_t *tables;     /* [max_seqs][max_tokens + tables_len], then the raw planes' */
+	uint64_t tables_bytes;
+	struct kvt_host *host;
+	struct kvt_gpu *gpu;
+	bool owns_host, owns_gpu;
+	struct kvt_store *store;
+	struct kvt_workers *workers;
+	struct kvt_attend *attend;
+
+	pthread_mutex_t lock;
+	uint32_t alive; /* sequences */
+	uint32_t last_k; /* K plane of the last attention call, or UINT32_MAX */
+};
+
+/* As kvt_cache_create() on a given host and gpu (NULL: its own), which outlive the cache. For tests. */
+int kvt_cache_create_on(const struct kvt_cache_params *params, struct kvt_host *host, struct kvt_gpu *gpu,
+			struct kvt_cache **cache);
+
+/* The rows of caller's memory checked against a plane, with stride filled in. */
+int kvt_rows_check(const struct kvt_plane *plane, const struct kvt_rows *rows, struct kvt_rows *checked);
+
+/* Read rows [first, first + n) through a table into @dst (checked). */
+int kvt_table_read(struct kvt_cache *cache, const struct kvt_plane *plane, const uint32_t *table, uint64_t first,
+		   uint64_t n, const struct kvt_rows *dst);
+
+/* Write rows [first, first + n) through a table; a shared block is copied first. Block by block: all of it or none. */
+int kvt_table_write(struct kvt_cache *cache, uint32_t plane, uint32_t *table, uint64_t first, uint64_t n,
+		    const struct kvt_rows *src);
+
+/* Make *block hold at most its first @rows, in a copy where others share it. */
+int kvt_table_own(struct kvt_cache *cache, uint32_t *block, uint32_t rows);
+
+int kvt_table_borrow(struct kvt_cache *cache, const struct kvt_plane *plane, uint32_t block, struct kvt_borrow *borrow);
+
+static inline uint32_t *kvt_seq_table(const struct kvt_seq *seq, const struct kvt_plane *plane)
+{
+	return seq->tables + plane->table_first;
+}
+
+#endif

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+/* What a cache did and where its bytes are, as numbers and as JSON. */
+#include <errno.h>
+#include <jansson.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "base/params.h"
+#include "cache/cache.h"
+
+int kvt_cache_stats(struct kvt_cache *c, struct kvt_stats *stats)
+{
+	uint32_t size = stats ? stats->size : 0;
+	struct kvt_stats st = { 0 };
+
+	if (size < sizeof(uint32_t) * 2)
+		return kvt_fail(-EINVAL, "stats: size is %u: begin with KVT_INIT()", size);
+	kvt_store_stats(c->store, &st);
+	pthread_mutex_lock(&c->lock);
+	st.sequences = c->alive;
+	pthread_mutex_unlock(&c->lock);
+	if (size > sizeof(st)) {
+		memset(stats, 0, size);
+		size = sizeof(st);
+	}
+	st.size = size;
+	memcpy(stats, &st, size);
+	return 0;
+}
+
+static json_t *tier_json(const struct kvt_tier_stats *t)
+{
+	return json_pack("{sI sI sI sI sI sI sI}", "budget", (json_int_t)t->budget, "used", (json_int_t)t->used, "peak",
+			 (json_int_t)t->peak, "overhead", (json_int_t)t->overhead, "frames", (json_int_t)t->frames,
+			 "frames_free", (json_int_t)t->frames_free, "blocks", (json_int_t)t->blocks);
+}
+
+int64_t kvt_cache_stats_json(struct kvt_cache *c, char *buf, size_t bytes)
+{
+	struct kvt_stats st = KVT_INIT(st);
+	struct kvt_file_info info;
+	json_t *root, *tiers = json_object();
+	char *text;
+	size_t n;
+
+	kvt_cache_stats(c, &st);
+	kvt_store_io_info(c->store, &info);
+	for (uint32_t t = 0; t < KVT_TIERS; t++)
+		json_object_set_new(tiers, kvt_tier_name(t), tier_json(&st.tier[t]));
+	root = json_pack("{ss ss ss ss ss sb si sI sI sI so}", "name", c->name, "version", kvt_version(), "host",
+			 kvt_host_name(c->host), "host_note", kvt_host_note(c->host), "disk_fs", info.fs ? info.fs : "",
+			 "disk_direct", info.direct, "sequences", st.sequences, "block_bytes", (json_int_t)st.block_bytes,
+			 "blocks", (json_int_t)st.blocks, "blocks_dirty", (json_int_t)st.blocks_dirty, "tier", tiers);
+	if (!root)
+		return kvt_fail(-ENOMEM, "no memory for the stats");
+#define COUNT(name) json_object_set_new(root, #name, json_integer((json_int_t)st.name))
+	COUNT(rows_written);
+	COUNT(hits);
+	COUNT(misses);
+	COUNT(disk_reads);
+	COUNT(disk_read_bytes);
+	COUNT(disk_writes);
+	COUNT(disk_write_bytes);
+	COUNT(moves);
+	COUNT(move_bytes);
+	COUNT(evictions);
+	COUNT(cow_copies);
+	COUNT(digest_errors);
+	COUNT(io_errors);
+	COUNT(disk_full);
+	COUNT(blocks_lost);
+#undef COUNT
+	json_object_set_new(root, "disk_reason", json_string(info.reason ? info.reason : ""));
+	text = json_dumps(root, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
+	json_decref(root);
+	if (!text)
+		return kvt_fail(-ENOMEM, "no memory for the stats");
+	n = strlen(text);
+	if (bytes) {
+		size_t take = n < bytes ? n : bytes - 1;
+
+		memcpy(buf, text, take);
+		buf[take] = '\0';
+	}
+	free(text);
+	return (int64_t)n;
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: MIT
+/* Rows through a block table: reading, writing with copy-on-write, borrowing. */
+#include "cache/cache.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "codec/codec.h"
+
+int kvt_rows_check(const struct kvt_plane *plane, const struct kvt_rows *rows, struct kvt_rows *checked)
+{
+	uint64_t row = rows && rows->type == KVT_ENCODED ? plane->geom.row_bytes :
+		       rows ? kvt_codec_bytes(rows->type, plane->geom.elems) : 0;
+
+	if (!rows || !rows->data)
+		return kvt_fail(-EINVAL, "rows: no data");
+	if (!row)
+		return kvt_fail(-EINVAL, "rows: type %u is not a codec", rows->type);
+	if (rows->stride && rows->stride < row)
+		return kvt_fail(-EINVAL, "rows: stride is %llu bytes, a row takes %llu", (unsigned long long)rows->stride,
+				(unsigned long long)row);
+	*checked = *rows;
+	if (!rows->stride)
+		checked->stride = row;
+	return 0;
+}
+
+static void decode_rows(uint8_t *dst, const struct kvt_rows *to, const struct kvt_plane_geom *g, const uint8_t *src,
+			uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		if (to->type == KVT_ENCODED)
+			memcpy(dst + i * to->stride, src + (uint64_t)i * g->row_bytes, g->row_bytes);
+		else
+			kvt_codec_convert(dst + i * to->stride, to->type, src + (uint64_t)i * g->row_bytes, g->codec,
+					  g->elems);
+	}
+}
+
+int kvt_table_read(struct kvt_cache *cache, const struct kvt_plane *plane, const uint32_t *table, uint64_t first,
+		   uint64_t n, const struct kvt_rows *dst)
+{
+	const struct kvt_plane_geom *g = &plane->geom;
+	uint64_t end = first + n, done = 0;
+	int ret;
+
+	while (first < end) {
+		const uint32_t *block = &table[first / g->block_rows];
+		uint32_t row = (uint32_t)(first % g->block_rows);
+		uint32_t part = end - first < g->block_rows - row ? (uint32_t)(end - first) : g->block_rows - row;
+		struct kvt_view view;
+
+		kvt_store_borrow_begin(cache->store, block, 1);
+		ret = kvt_store_borrow_wait(cache->store, block, 1, &view);
+		if (ret)
+			return ret;
+		decode_rows((uint8_t *)dst->data + done * dst->stride, dst, g, view.data + (uint64_t)row * g->row_bytes,
+			    part);
+		kvt_store_return(cache->store, block, 1);
+		first += part;
+		done += part;
+	}
+	return 0;
+}
+
+int kvt_table_own(struct kvt_cache *cache, uint32_t *block, uint32_t rows)
+{
+	uint32_t copy;
+	int ret;
+
+	if (*block == KVT_NO_BLOCK || kvt_store_rows(cache->store, *block) <= rows)
+		return 0;
+	if (!kvt_store_shared(cache->store, *block))
+		return kvt_store_cut(cache->store, *block, rows);
+	ret = kvt_store_copy(cache->store, *block, rows, &copy);
+	if (ret)
+		return ret;
+	kvt_store_put(cache->store, *block);
+	*block = copy;
+	return 0;
+}
+
+/* The block that a write of rows [row, row + n) should go to: *block itself, or a new one where that is shared. */
+static int block_to_write(struct kvt_cache *cache, uint32_t plane, uint32_t block, uint32_t row, uint32_t n,
+			  uint32_t *target)
+{
+	uint32_t rows;
+
+	*target = block;
+	if (block != KVT_NO_BLOCK && !kvt_store_shared(cache->store, block))
+		return 0;
+	rows = block == KVT_NO_BLOCK ? 0 : kvt_store_rows(cache->store, block);
+	if (!rows || (!row && n >= rows)) /* nothing of it is kept */
+		return kvt_store_alloc(cache->store, plane, target);
+	return kvt_store_copy(cache->store, block, rows, target);
+}
+
+int kvt_table_write(struct kvt_cache *cache, uint32_t plane, uint32_t *table, uint64_t first, uint64_t n,
+		    const struct kvt_rows *src)
+{
+	const struct kvt_plane_geom *g = &cache->planes[plane].geom;
+	uint64_t end = first + n, done = 0;
+	int ret;
+
+	while (first < end) {
+		uint32_t *block = &table[first / g->block_rows], target;
+		uint32_t row = (uint32_t)(first % g->block_rows);
+		uint32_t part = end - first < g->block_rows - row ? (uint32_t)(end - first) : g->block_rows - row;
+		struct kvt_rows from = *src;
+
+		ret = block_to_write(cache, plane, *block, row, part, &target);
+		if (ret)
+			return ret;
+		from.data = (uint8_t *)src->data + done * src->stride;
+		ret = kvt_store_write(cache->store, target, row, part, &from);
+		if (ret) {
+			if (target != *block)
+				kvt_store_put(cache->store, target);
+			return ret;
+		}
+		if (target != *block) {
+			if (*block != KVT_NO_BLOCK)
+				kvt_store_put(cache->store, *block);
+			*block = target;
+		}
+		first += part;
+		done += part;
+	}
+	return 0;
+}
+
+int kvt_table_borrow(struct kvt_cache *cache, const struct kvt_plane *plane, uint32_t block, struct kvt_borrow *borrow)
+{
+	struct kvt_view view;
+	int ret;
+
+	kvt_store_borrow_begin(cache->store, &block, 1);
+	ret = kvt_store_borrow_wait(cache->store, &block, 1, &view);
+	if (ret)
+		return ret;
+	*borrow = (struct kvt_borrow){
+		.data = view.data, .rows = view.rows, .row_bytes = plane->geom.row_bytes, .tier = view.tier,
+		.block = block, .content_rev = view.content_rev,
+	};
+	return 0;
+}
+
+void kvt_borrow_return(struct kvt_cache *cache, const struct kvt_borrow *borrow)
+{
+	kvt_store_return(cache->store, &borrow->block, 1);
+}

@@ -1,0 +1,698 @@
+// SPDX-License-Identifier: MIT
+/*
+ * What callers do with blocks: allocate, hold, read, write, move. Every call
+ * here takes its holds under the lock, does its copying without it, and
+ * publishes under it.
+ */
+#include "store/internal.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "codec/codec.h"
+
+/* ---- references ---- */
+
+static int alloc_locked(struct kvt_store *s, uint32_t plane, uint32_t *block)
+{
+	struct block *b;
+
+	if (s->free_block == NONE)
+		return kvt_fail(-ENOSPC, "all %u blocks are in use: raise the memory or disk budgets, or end sequences",
+				s->n_blocks);
+	*block = s->free_block;
+	b = &s->blocks[*block];
+	s->free_block = b->next;
+	*b = (struct block){
+		.plane = plane, .refs = 1, .frame = NONE, .slot = NONE, .tier = KVT_TIER_DISK, .state = B_IDLE,
+		.content_rev = b->content_rev + 1, .place_rev = b->place_rev,
+	};
+	s->st.blocks++;
+	return 0;
+}
+
+int kvt_store_alloc(struct kvt_store *s, uint32_t plane, uint32_t *block)
+{
+	int ret;
+
+	pthread_mutex_lock(&s->lock);
+	ret = alloc_locked(s, plane, block);
+	pthread_mutex_unlock(&s->lock);
+	return ret;
+}
+
+void kvt_store_get(struct kvt_store *s, uint32_t block)
+{
+	pthread_mutex_lock(&s->lock);
+	s->blocks[block].refs++;
+	pthread_mutex_unlock(&s->lock);
+}
+
+static void put_locked(struct kvt_store *s, uint32_t block)
+{
+	struct block *b = &s->blocks[block];
+
+	if (--b->refs)
+		return;
+	b->dead = true;
+	kvt_store_settle(s, block);
+}
+
+void kvt_store_put(struct kvt_store *s, uint32_t block)
+{
+	pthread_mutex_lock(&s->lock);
+	put_locked(s, block);
+	pthread_mutex_unlock(&s->lock);
+}
+
+bool kvt_store_shared(struct kvt_store *s, uint32_t block)
+{
+	bool shared;
+
+	pthread_mutex_lock(&s->lock);
+	shared = s->blocks[block].refs > 1;
+	pthread_mutex_unlock(&s->lock);
+	return shared;
+}
+
+uint32_t kvt_store_rows(struct kvt_store *s, uint32_t block)
+{
+	uint32_t rows;
+
+	pthread_mutex_lock(&s->lock);
+	rows = s->blocks[block].rows;
+	pthread_mutex_unlock(&s->lock);
+	return rows;
+}
+
+/* ---- holds: with the lock, which waiting lets go ---- */
+
+static void hold(struct kvt_store *s, uint32_t block)
+{
+	s->blocks[block].holds++;
+	s->policy_ops->touch(s->policy, block);
+	s->policy_ops->busy(s->policy, block);
+}
+
+static void unhold(struct kvt_store *s, uint32_t block)
+{
+	s->blocks[block].holds--;
+	kvt_store_settle(s, block);
+}
+
+static int wait_room(struct kvt_store *s, uint64_t since)
+{
+	int ret;
+
+	s->working--;
+	ret = kvt_store_wait_room(s, since);
+	s->working++;
+	return ret;
+}
+
+static void wait_change(struct kvt_store *s)
+{
+	s->working--;
+	pthread_cond_wait(&s->cond, &s->lock);
+	s->working++;
+}
+
+static int take_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame)
+{
+	uint64_t since = s->write_errors;
+	int ret;
+
+	while ((ret = kvt_store_take_frame(s, tiers, tier, frame)) == -EAGAIN) {
+		ret = wait_room(s, since);
+		if (ret)
+			break;
+	}
+	return ret;
+}
+
+static bool cpu_reads(const struct kvt_store *s, uint32_t tier)
+{
+	return tier != KVT_TIER_GPU || s->gpu->host_readable;
+}
+
+static uint8_t *frame_data(const struct kvt_store *s, uint32_t tier, uint32_t frame)
+{
+	if (tier == KVT_TIER_GPU)
+		return (uint8_t *)kvt_device_host_view(s, frame);
+	return kvt_store_host_frame(s, tier, frame);
+}
+
+/*
+ * Move a block at rest from its frame to one of @tiers: copy, verify, publish,
+ * release. Others' holds on it are of calls that wait for it to be readable.
+ */
+static int move_frame(struct kvt_store *s, uint32_t block, uint32_t tiers, bool wait)
+{
+	struct block *b = &s->blocks[block];
+	const struct kvt_plane_geom *g = &s->planes[b->plane];
+	uint32_t from = b->tier, old = b->frame, tier = 0, frame = 0;
+	uint64_t digest = 0;
+	int ret;
+
+	b->state = B_MOVING;
+	s->policy_ops->busy(s->policy, block);
+	ret = wait ? take_frame(s, tiers, &tier, &frame) : kvt_store_take_frame(s, tiers, &tier, &frame);
+	if (ret)
+		goto out;
+	pthread_mutex_unlock(&s->lock);
+	if (tier == KVT_TIER_GPU) {
+		ret = kvt_device_load(s, frame, g, b->rows, frame_data(s, from, old), &digest);
+	} else {
+		uint8_t *to = kvt_store_host_frame(s, tier, frame);
+
+		if (from == KVT_TIER_GPU)
+			ret = kvt_device_save(s, to, old);
+		else
+			memcpy(to, kvt_store_host_frame(s, from, old), s->block_bytes);
+		digest = kvt_rows_digest(0, b->rows, to, g->row_bytes);
+	}
+	pthread_mutex_lock(&s->lock);
+	if (!ret && digest != b->digest) {
+		s->st.digest_errors++;
+		ret = kvt_fail(-EBADMSG, "a block of plane %u changed on its way from %s to %s", b->plane,
+			       kvt_tier_name(from), kvt_tier_name(tier));
+	}
+	if (ret) {
+		s->frames[tier].item[s->frames[tier].n++] = frame;
+	} else {
+		kvt_store_unplace(s, block);
+		kvt_store_place(s, block, tier, frame);
+		s->st.moves++;
+		s->st.move_bytes += rows_bytes(s, b, b->rows);
+	}
+out:
+	b->state = B_IDLE;
+	kvt_store_settle(s, block);
+	return ret;
+}
+
+static int load_error(struct kvt_store *s, uint32_t block, int err)
+{
+	const struct block *b = &s->blocks[block];
+
+	if (err == -EBADMSG)
+		return kvt_fail(err, "a block of plane %u is lost: what the disk gave back is not what was written; the sequence must be computed again",
+				b->plane);
+	return kvt_fail(err, "reading a block of plane %u from disk slot %u failed: %s", b->plane, b->slot, strerror(-err));
+}
+
+/* Wait until a held block is in a frame that the CPU can read (or, with @any, in any frame). */
+static int wait_resident(struct kvt_store *s, uint32_t block, bool any)
+{
+	struct block *b = &s->blocks[block];
+	uint64_t since = s->write_errors;
+	int ret;
+
+	for (;;) {
+		if (b->error) {
+			ret = b->error;
+			b->error = 0;
+			return load_error(s, block, ret);
+		}
+		if (b->state != B_IDLE) {
+			wait_change(s);
+			continue;
+		}
+		if (b->lost)
+			return load_error(s, block, -EBADMSG);
+		if (b->frame != NONE && (any || cpu_reads(s, b->tier)))
+			return 0;
+		if (b->frame != NONE) {
+			if (b->writing) {
+				wait_change(s);
+				continue;
+			}
+			ret = move_frame(s, block, HOST_TIERS, true);
+			if (ret)
+				return ret;
+			continue;
+		}
+		ret = kvt_store_load(s, block, HOST_TIERS);
+		if (ret) {
+			ret = wait_room(s, since);
+			if (ret)
+				return ret;
+			continue;
+		}
+		pthread_mutex_unlock(&s->lock);
+		kvt_store_submit(s);
+		pthread_mutex_lock(&s->lock);
+	}
+}
+
+/* ---- borrow ---- */
+
+void kvt_store_borrow_begin(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
+{
+	bool queued = false;
+
+	pthread_mutex_lock(&s->lock);
+	/* first all holds: a load must not evict a later block of the same call */
+	for (uint32_t i = 0; i < n; i++)
+		if (blocks[i] != KVT_NO_BLOCK)
+			hold(s, blocks[i]);
+	for (uint32_t i = 0; i < n; i++) {
+		struct block *b = blocks[i] == KVT_NO_BLOCK ? NULL : &s->blocks[blocks[i]];
+
+		if (!b || !b->rows)
+			continue;
+		if (b->frame != NONE) {
+			s->st.hits++;
+			continue;
+		}
+		s->st.misses++;
+		if (b->state != B_IDLE || b->lost)
+			continue;
+		b->error = 0;
+		if (!kvt_store_load(s, blocks[i], HOST_TIERS))
+			queued = true;
+	}
+	pthread_mutex_unlock(&s->lock);
+	if (queued)
+		kvt_store_submit(s);
+}
+
+int kvt_store_borrow_wait(struct kvt_store *s, const uint32_t *blocks, uint32_t n, struct kvt_view *views)
+{
+	int ret = 0;
+
+	pthread_mutex_lock(&s->lock);
+	s->working++;
+	for (uint32_t i = 0; i < n && !ret; i++) {
+		struct block *b = blocks[i] == KVT_NO_BLOCK ? NULL : &s->blocks[blocks[i]];
+
+		if (!b || !b->rows) {
+			views[i] = (struct kvt_view){ .data = s->zeros, .tier = KVT_TIER_RAM };
+			continue;
+		}
+		ret = wait_resident(s, blocks[i], false);
+		if (!ret)
+			views[i] = (struct kvt_view){
+				.data = frame_data(s, b->tier, b->frame),
+				.rows = b->rows,
+				.tier = b->tier,
+				.content_rev = b->content_rev,
+			};
+	}
+	s->working--;
+	pthread_mutex_unlock(&s->lock);
+	if (ret)
+		kvt_store_return(s, blocks, n);
+	return ret;
+}
+
+void kvt_store_return(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
+{
+	pthread_mutex_lock(&s->lock);
+	for (uint32_t i = 0; i < n; i++)
+		if (blocks[i] != KVT_NO_BLOCK)
+			unhold(s, blocks[i]);
+	pthread_mutex_unlock(&s->lock);
+}
+
+void kvt_store_work(struct kvt_store *s, bool begin)
+{
+	pthread_mutex_lock(&s->lock);
+	if (begin) {
+		s->working++;
+	} else {
+		s->working--;
+		pthread_cond_broadcast(&s->cond);
+	}
+	pthread_mutex_unlock(&s->lock);
+}
+
+uint32_t kvt_store_readable_frames(const struct kvt_store *s)
+{
+	uint32_t n = 0;
+
+	for (uint32_t t = 0; t < KVT_TIER_DISK; t++)
+		if (s->frames[t].total && cpu_reads(s, t))
+			n += s->frames[t].total;
+	return n;
+}
+
+/* ---- writing ---- */
+
+/*
+ * Hold a block for changing it: at rest, in a frame, not being written back.
+ * With @replace its old content is not needed: a block that is not in memory
+ * gets a zeroed frame instead of being loaded, and *fresh says so.
+ */
+static int hold_to_change(struct kvt_store *s, uint32_t block, bool replace, bool *fresh)
+{
+	struct block *b = &s->blocks[block];
+	uint32_t tier, frame;
+	int ret = 0;
+
+	*fresh = false;
+	s->working++;
+	hold(s, block);
+	while (b->state != B_IDLE || b->writing || (b->frame == NONE && b->rows && !replace)) {
+		if (b->state != B_IDLE || b->writing) {
+			wait_change(s);
+			continue;
+		}
+		ret = wait_resident(s, block, true);
+		if (ret)
+			goto out;
+	}
+	if (b->frame != NONE)
+		return 0;
+	b->state = B_MOVING;
+	ret = take_frame(s, MEMORY_TIERS, &tier, &frame);
+	if (!ret) {
+		pthread_mutex_unlock(&s->lock);
+		if (tier == KVT_TIER_GPU)
+			ret = kvt_device_zero(s, frame);
+		else
+			memset(kvt_store_host_frame(s, tier, frame), 0, s->block_bytes);
+		pthread_mutex_lock(&s->lock);
+		if (ret)
+			s->frames[tier].item[s->frames[tier].n++] = frame;
+		else
+			kvt_store_place(s, block, tier, frame);
+	}
+	b->state = B_IDLE;
+	*fresh = true;
+out:
+	if (ret) {
+		s->working--;
+		unhold(s, block);
+	}
+	return ret;
+}
+
+static void changed(struct kvt_store *s, uint32_t block, uint32_t rows, uint64_t digest)
+{
+	struct block *b = &s->blocks[block];
+
+	b->rows = rows;
+	b->digest = digest;
+	b->content_rev++;
+	b->lost = false;
+	kvt_store_set_dirty(s, block, rows > 0);
+	if (!rows) { /* zeros need no place */
+		kvt_store_unplace(s, block);
+		kvt_store_set_slot(s, block, NONE);
+	}
+	s->working--;
+	unhold(s, block);
+}
+
+/* A change that broke off: the frame holds a mix. The old content is in the slot, or nowhere. */
+static void change_failed(struct kvt_store *s, uint32_t block)
+{
+	struct block *b = &s->blocks[block];
+
+	if (b->dirty)
+		kvt_store_lose(s, block);
+	kvt_store_unplace(s, block);
+	s->working--;
+	unhold(s, block);
+}
+
+static void encode_rows(uint8_t *dst, const struct kvt_plane_geom *g, uint32_t n, const struct kvt_rows *src)
+{
+	const uint8_t *from = src->data;
+
+	if (src->type == KVT_ENCODED) {
+		for (uint32_t i = 0; i < n; i++)
+			memcpy(dst + (uint64_t)i * g->row_bytes, from + i * src->stride, g->row_bytes);
+	} else if (src->stride == kvt_codec_bytes(src->type, g->elems)) {
+		kvt_codec_convert(dst, g->codec, from, src->type, (uint64_t)n * g->elems);
+	} else {
+		for (uint32_t i = 0; i < n; i++)
+			kvt_codec_convert(dst + (uint64_t)i * g->row_bytes, g->codec, from + i * src->stride, src->type,
+					  g->elems);
+	}
+}
+
+/* Rows into a frame that holds @old rows and zeros behind them. */
+static int write_frame(struct kvt_store *s, const struct block *b, uint32_t old, uint32_t first, uint32_t n,
+		       const struct kvt_rows *src, uint64_t *delta)
+{
+	const struct kvt_plane_geom *g = &s->planes[b->plane];
+	uint32_t end = first + n, overlap = end < old ? end : old;
+	uint8_t *data, *at;
+
+	if (b->tier == KVT_TIER_GPU)
+		return kvt_device_write(s, b->frame, g, old, first, n, src, delta);
+	data = kvt_store_host_frame(s, b->tier, b->frame);
+	at = data + (uint64_t)first * g->row_bytes;
+	*delta = 0;
+	if (overlap > first)
+		*delta -= kvt_rows_digest(first, overlap - first, at, g->row_bytes);
+	if (first > old)
+		*delta += kvt_rows_digest(old, first - old, data + (uint64_t)old * g->row_bytes, g->row_bytes);
+	encode_rows(at, g, n, src);
+	*delta += kvt_rows_digest(first, n, at, g->row_bytes);
+	return 0;
+}
+
+int kvt_store_write(struct kvt_store *s, uint32_t block, uint32_t first, uint32_t n, const struct kvt_rows *src)
+{
+	struct block *b = &s->blocks[block];
+	uint64_t delta, digest;
+	uint32_t old;
+	bool fresh;
+	int ret;
+
+	pthread_mutex_lock(&s->lock);
+	ret = hold_to_change(s, block, !first && n >= b->rows, &fresh);
+	old = fresh ? 0 : b->rows;
+	digest = fresh ? 0 : b->digest;
+	pthread_mutex_unlock(&s->lock);
+	if (ret)
+		return ret;
+	ret = write_frame(s, b, old, first, n, src, &delta);
+	pthread_mutex_lock(&s->lock);
+	if (ret) {
+		change_failed(s, block);
+	} else {
+		changed(s, block, first + n > old ? first + n : old, digest + delta);
+		s->st.rows_written += n;
+	}
+	pthread_mutex_unlock(&s->lock);
+	return ret;
+}
+
+int kvt_store_cut(struct kvt_store *s, uint32_t block, uint32_t rows)
+{
+	struct block *b = &s->blocks[block];
+	const struct kvt_plane_geom *g = &s->planes[b->plane];
+	uint64_t delta = 0, from = (uint64_t)rows * g->row_bytes;
+	uint8_t *data;
+	bool fresh;
+	int ret;
+
+	pthread_mutex_lock(&s->lock);
+	if (rows >= b->rows) {
+		pthread_mutex_unlock(&s->lock);
+		return 0;
+	}
+	ret = hold_to_change(s, block, false, &fresh);
+	pthread_mutex_unlock(&s->lock);
+	if (ret)
+		return ret;
+	if (b->tier == KVT_TIER_GPU) {
+		ret = kvt_device_cut(s, b->frame, g, b->rows, rows, &delta);
+	} else {
+		data = kvt_store_host_frame(s, b->tier, b->frame);
+		delta -= kvt_rows_digest(rows, b->rows - rows, data + from, g->row_bytes);
+		memset(data + from, 0, (uint64_t)(b->rows - rows) * g->row_bytes);
+	}
+	pthread_mutex_lock(&s->lock);
+	if (ret)
+		change_failed(s, block);
+	else
+		changed(s, block, rows, b->digest + delta);
+	pthread_mutex_unlock(&s->lock);
+	return ret;
+}
+
+int kvt_store_copy(struct kvt_store *s, uint32_t block, uint32_t rows, uint32_t *copy)
+{
+	struct block *from = &s->blocks[block];
+	const struct kvt_plane_geom *g = &s->planes[from->plane];
+	struct kvt_rows src = { .stride = g->row_bytes, .type = KVT_ENCODED };
+	struct kvt_view view;
+	uint32_t to;
+	int ret;
+
+	ret = kvt_store_alloc(s, from->plane, &to);
+	if (ret)
+		return ret;
+	kvt_store_borrow_begin(s, &block, 1);
+	ret = kvt_store_borrow_wait(s, &block, 1, &view);
+	if (ret)
+		goto err_put;
+	if (rows > view.rows)
+		rows = view.rows;
+	src.data = (void *)view.data;
+	/* whole first, since only the whole has a digest to verify it by */
+	ret = view.rows ? kvt_store_write(s, to, 0, view.rows, &src) : 0;
+	if (!ret && s->blocks[to].digest != from->digest)
+		ret = kvt_fail(-EBADMSG, "a block of plane %u changed while it was copied", from->plane);
+	kvt_store_return(s, &block, 1);
+	if (!ret)
+		ret = kvt_store_cut(s, to, rows);
+	if (ret)
+		goto err_put;
+	pthread_mutex_lock(&s->lock);
+	s->st.cow_copies++;
+	pthread_mutex_unlock(&s->lock);
+	*copy = to;
+	return 0;
+
+err_put:
+	kvt_store_put(s, to);
+	return ret;
+}
+
+/* ---- moving ---- */
+
+/* With the lock: bring one block to @tier if there is room. 1: it is there. */
+static int move_one(struct kvt_store *s, uint32_t block, enum kvt_tier tier)
+{
+	struct block *b = &s->blocks[block];
+	int ret;
+
+	while (b->state != B_IDLE || b->writing)
+		wait_change(s);
+	if (!b->rows || b->lost)
+		return 0;
+	if (b->frame == NONE) {
+		if (tier != KVT_TIER_GPU) {
+			ret = kvt_store_load(s, block, 1u << tier);
+			if (ret)
+				return 0;
+			hold(s, block);
+			pthread_mutex_unlock(&s->lock);
+			kvt_store_submit(s);
+			pthread_mutex_lock(&s->lock);
+		} else {
+			hold(s, block);
+		}
+		ret = wait_resident(s, block, true);
+		unhold(s, block);
+		if (ret)
+			return ret;
+		return move_one(s, block, tier);
+	}
+	if (b->tier == tier)
+		return 1;
+	if (b->holds)
+		return 0;
+	ret = move_frame(s, block, 1u << tier, false);
+	return ret == -EAGAIN ? 0 : ret ? ret : 1;
+}
+
+/* With the lock: blocks to disk, many writes in flight. */
+static int64_t move_to_disk(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
+{
+	uint64_t since = s->write_errors;
+	uint32_t started = 0;
+	int64_t there = 0;
+
+	if (!s->file)
+		return 0;
+	while (started < n) {
+		struct block *b = blocks[started] == KVT_NO_BLOCK ? NULL : &s->blocks[blocks[started]];
+
+		if (b && b->state != B_IDLE) {
+			wait_change(s);
+			continue;
+		}
+		if (b && b->frame != NONE && b->dirty && !b->writing && kvt_store_store(s, blocks[started])) {
+			/* the rest of this call is not what others wait for: it goes on when a write ends */
+			if (!s->stores || s->write_errors - since >= WRITE_ERRORS_MAX)
+				break;
+			pthread_mutex_unlock(&s->lock);
+			kvt_store_submit(s);
+			pthread_mutex_lock(&s->lock);
+			if (s->stores)
+				wait_change(s);
+			continue;
+		}
+		started++;
+	}
+	pthread_mutex_unlock(&s->lock);
+	kvt_store_submit(s);
+	pthread_mutex_lock(&s->lock);
+	for (uint32_t i = 0; i < n; i++) {
+		struct block *b = blocks[i] == KVT_NO_BLOCK ? NULL : &s->blocks[blocks[i]];
+
+		while (b && (b->writing || b->state != B_IDLE))
+			wait_change(s);
+		if (!b || b->slot == NONE || b->dirty)
+			continue;
+		if (!b->holds) {
+			s->policy_ops->busy(s->policy, blocks[i]);
+			kvt_store_unplace(s, blocks[i]);
+			kvt_store_settle(s, blocks[i]);
+		}
+		there += b->frame == NONE;
+	}
+	return there;
+}
+
+int64_t kvt_store_move(struct kvt_store *s, const uint32_t *blocks, uint32_t n, enum kvt_tier tier)
+{
+	int64_t there = 0;
+	int ret = 0;
+
+	pthread_mutex_lock(&s->lock);
+	s->working++;
+	if (tier == KVT_TIER_DISK)
+		there = move_to_disk(s, blocks, n);
+	else
+		for (uint32_t i = 0; i < n && ret >= 0; i++) {
+			if (blocks[i] == KVT_NO_BLOCK)
+				continue;
+			ret = move_one(s, blocks[i], tier);
+			there += ret > 0;
+		}
+	s->working--;
+	pthread_mutex_unlock(&s->lock);
+	return ret < 0 ? ret : there;
+}
+
+int kvt_store_flush(struct kvt_store *s)
+{
+	uint64_t since;
+	int ret = 0;
+
+	pthread_mutex_lock(&s->lock);
+	since = s->write_errors;
+	s->flushing++;
+	while (s->dirty) {
+		if (s->write_errors - since >= WRITE_ERRORS_MAX) {
+			ret = kvt_fail(-EIO, "%u blocks could not be written back: the disk keeps failing", s->dirty);
+			break;
+		}
+		if (!s->loads && !s->stores && !s->working) {
+			bool writable = s->policy_ops->victim(s->policy, MEMORY_TIERS, false) != KVT_POLICY_NONE;
+
+			if (!writable) /* what is left is held by borrowers */
+				ret = kvt_fail(-EBUSY, "%u dirty blocks are borrowed", s->dirty);
+			else if (s->disk_error || !s->frames[KVT_TIER_DISK].total)
+				ret = kvt_fail(-ENOSPC, "%u blocks have no disk tier to be written to", s->dirty);
+			else if (s->frames[KVT_TIER_DISK].n <= s->slot_reserve)
+				ret = kvt_fail(-ENOSPC, "%u blocks find no free disk slot: raise the disk budget", s->dirty);
+			if (ret)
+				break;
+		}
+		kvt_store_kick(s);
+		pthread_cond_wait(&s->cond, &s->lock);
+	}
+	s->flushing--;
+	pthread_mutex_unlock(&s->lock);
+	return ret;
+}

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Frames of the gpu tier: one slab of device memory, written, digested and
+ * copied through the backend's table alone. Rows are encoded on the device, and
+ * what arrives there is digested there.
+ *
+ * One lock and one staging area: rows and the kernels' argument arrays go
+ * through it a piece at a time.
+ */
+#include "store/internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "codec/codec.h"
+#include "gpu/kernels.h"
+
+#define PIECE_ROWS 1024u
+#define PIECE_BYTES (256u << 10)
+#define THREADS 256
+
+/* The argument arrays, as they lie on the device. */
+struct piece {
+	uint64_t blocks[PIECE_ROWS];
+	uint32_t rows[PIECE_ROWS];
+	uint32_t first;
+	uint32_t pad;
+	uint64_t out;
+};
+
+struct kvt_device {
+	struct kvt_gpu *gpu;
+	const struct kvt_gpu_ops *ops;
+	uint64_t block_bytes, staging_bytes;
+	kvt_dptr slab, staging, arrays;
+	kvt_kernel digest, append;
+	pthread_mutex_t lock;
+	struct piece piece; /* the host's copy */
+};
+
+static uint64_t staging_bytes(const struct kvt_plane_geom *planes, uint32_t n)
+{
+	uint64_t most = PIECE_BYTES;
+
+	for (uint32_t i = 0; i < n; i++)
+		if (planes[i].elems * sizeof(float) > most)
+			most = planes[i].elems * sizeof(float);
+	return most;
+}
+
+uint64_t kvt_device_overhead(const struct kvt_store_params *p)
+{
+	return staging_bytes(p->planes, p->n_planes) + sizeof(struct piece);
+}
+
+int kvt_device_create(struct kvt_store *s, uint32_t frames)
+{
+	struct kvt_device *d;
+	int ret;
+
+	if (!s->gpu)
+		return kvt_fail(-ENODEV, "a gpu tier was asked for and there is no gpu backend");
+	d = calloc(1, sizeof(*d));
+	if (!d)
+		return kvt_fail(-ENOMEM, "no memory for the gpu tier");
+	pthread_mutex_init(&d->lock, NULL);
+	s->device = d;
+	d->gpu = s->gpu;
+	d->ops = s->gpu->ops;
+	d->block_bytes = s->block_bytes;
+	d->staging_bytes = staging_bytes(s->planes, s->n_planes);
+	ret = d->ops->kernel(d->gpu, "block", "digest", &d->digest);
+	if (!ret)
+		ret = d->ops->kernel(d->gpu, "block", "append", &d->append);
+	if (!ret)
+		ret = d->ops->alloc(d->gpu, frames * s->block_bytes, &d->slab);
+	if (!ret)
+		ret = d->ops->alloc(d->gpu, d->staging_bytes, &d->staging);
+	if (!ret)
+		ret = d->ops->alloc(d->gpu, sizeof(struct piece), &d->arrays);
+	return ret ? kvt_fail_more(ret, "gpu tier of %u frames", frames) : 0;
+}
+
+void kvt_device_destroy(struct kvt_store *s)
+{
+	struct kvt_device *d = s->device;
+
+	if (!d)
+		return;
+	d->ops->free(d->gpu, d->arrays);
+	d->ops->free(d->gpu, d->staging);
+	d->ops->free(d->gpu, d->slab);
+	pthread_mutex_destroy(&d->lock);
+	free(d);
+}
+
+static kvt_dptr frame_at(const struct kvt_device *d, uint32_t frame)
+{
+	return d->slab + frame * d->block_bytes;
+}
+
+const uint8_t *kvt_device_host_view(const struct kvt_store *s, uint32_t frame)
+{
+	return (const uint8_t *)(uintptr_t)frame_at(s->device, frame);
+}
+
+static int zero(struct kvt_device *d, kvt_dptr at, uint64_t bytes)
+{
+	int ret = d->ops->memset_async(d->gpu, at, 0, bytes, 0);
+
+	return ret ? ret : d->ops->stream_sync(d->gpu, 0);
+}
+
+int kvt_device_zero(struct kvt_store *s, uint32_t frame)
+{
+	struct kvt_device *d = s->device;
+	int ret = zero(d, frame_at(d, frame), d->block_bytes);
+
+	return ret ? kvt_fail_more(ret, "zeroing a gpu frame") : 0;
+}
+
+static int launch(struct kvt_device *d, kvt_kernel kernel, void *args)
+{
+	const struct kvt_dim3 grid = { 16, 1, 1 }, block = { THREADS, 1, 1 };
+	int ret = d->ops->launch(d->gpu, kernel, grid, block, 0, 0, &args, 1);
+
+	return ret ? ret : d->ops->stream_sync(d->gpu, 0);
+}
+
+/* Add the digest of rows [first, first + n) of a frame, or subtract it. */
+static int digest(struct kvt_device *d, kvt_dptr frame, uint32_t row_bytes, uint32_t first, uint32_t n, bool subtract,
+		  uint64_t *sum)
+{
+	const kvt_dptr at = d->arrays;
+	struct kvt_digest_args args = {
+		.blocks = at + offsetof(struct piece, blocks), .rows = at + offsetof(struct piece, rows),
+		.first = at + offsetof(struct piece, first), .out = at + offsetof(struct piece, out),
+		.n = 1, .row_bytes = row_bytes,
+	};
+	uint64_t out;
+	int ret;
+
+	if (!n)
+		return 0;
+	d->piece.blocks[0] = frame + (uint64_t)first * row_bytes;
+	d->piece.rows[0] = n;
+	d->piece.first = first;
+	ret = d->ops->copy_h2d(d->gpu, args.blocks, d->piece.blocks, sizeof(uint64_t));
+	if (!ret)
+		ret = d->ops->copy_h2d(d->gpu, args.rows, d->piece.rows, sizeof(uint32_t));
+	if (!ret)
+		ret = d->ops->copy_h2d(d->gpu, args.first, &d->piece.first, sizeof(uint32_t));
+	if (!ret)
+		ret = launch(d, d->digest, &args);
+	if (!ret)
+		ret = d->ops->copy_d2h(d->gpu, &out, args.out, sizeof(out));
+	if (!ret)
+		*sum += subtract ? -out : out;
+	return ret;
+}
+
+/* Rows from host memory, in pieces, through the staging area into the frame. */
+static int append(struct kvt_device *d, kvt_dptr frame, const struct kvt_plane_geom *g, uint32_t first, uint32_t n,
+		  const struct kvt_rows *src)
+{
+	uint32_t type = src->type == KVT_ENCODED ? g->codec : src->type;
+	uint64_t row = kvt_codec_bytes(type, g->elems);
+	uint32_t most = (uint32_t)(d->staging_bytes / row), piece;
+	int ret = 0;
+
+	if (most > PIECE_ROWS)
+		most = PIECE_ROWS;
+	for (uint32_t done = 0; done < n && !ret; done += piece) {
+		struct kvt_append_args args = {
+			.src = d->staging, .src_stride = row,
+			.blocks = d->arrays + offsetof(struct piece, blocks),
+			.rows = d->arrays + offsetof(struct piece, rows),
+			.elements = g->elems, .src_type = type, .dst_type = g->codec,
+		};
+
+		piece = n - done < most ? n - done : most;
+		args.n = piece;
+		for (uint32_t i = 0; i < piece && !ret; i++) {
+			d->piece.blocks[i] = frame;
+			d->piece.rows[i] = first + done + i;
+			if (src->stride != row)
+				ret = d->ops->copy_h2d(d->gpu, d->staging + i * row,
+						       (uint8_t *)src->data + (done + i) * src->stride, row);
+		}
+		if (!ret && src->stride == row)
+			ret = d->ops->copy_h2d(d->gpu, d->staging, (uint8_t *)src->data + done * row, piece * row);
+		if (!ret)
+			ret = d->ops->copy_h2d(d->gpu, args.blocks, d->piece.blocks, piece * sizeof(uint64_t));
+		if (!ret)
+			ret = d->ops->copy_h2d(d->gpu, args.rows, d->piece.rows, piece * sizeof(uint32_t));
+		if (!ret)
+			ret = launch(d, d->append, &args);
+	}
+	return ret;
+}
+
+int kvt_device_write(struct kvt_store *s, uint32_t frame, const struct kvt_plane_geom *g, uint32_t old,
+		     uint32_t first, uint32_t n, const struct kvt_rows *src, uint64_t *delta)
+{
+	struct kvt_device *d = s->device;
+	uint32_t end = first + n, overlap = end < old ? end : old;
+	kvt_dptr at = frame_at(d, frame);
+	int ret = 0;
+
+	*delta = 0;
+	pthread_mutex_lock(&d->lock);
+	if (overlap > first)
+		ret = digest(d, at, g->row_bytes, first, overlap - first, true, delta);
+	if (!ret && first > old)
+		ret = digest(d, at, g->row_bytes, old, first - old, false, delta);
+	if (!ret)
+		ret = append(d, at, g, first, n, src);
+	if (!ret)
+		ret = digest(d, at, g->row_bytes, first, n, false, delta);
+	pthread_mutex_unlock(&d->lock);
+	return ret ? kvt_fail_more(ret, "writing %u rows to a gpu frame", n) : 0;
+}
+
+int kvt_device_cut(struct kvt_store *s, uint32_t frame, const struct kvt_plane_geom *g, uint32_t old, uint32_t rows,
+		   uint64_t *delta)
+{
+	struct kvt_device *d = s->device;
+	kvt_dptr at = frame_at(d, frame);
+	int ret;
+
+	*delta = 0;
+	pthread_mutex_lock(&d->lock);
+	ret = digest(d, at, g->row_bytes, rows, old - rows, true, delta);
+	if (!ret)
+		ret = zero(d, at + (uint64_t)rows * g->row_bytes, (uint64_t)(old - rows) * g->row_bytes);
+	pthread_mutex_unlock(&d->lock);
+	return ret ? kvt_fail_more(ret, "cutting a gpu frame") : 0;
+}
+
+int kvt_device_load(struct kvt_store *s, uint32_t frame, const struct kvt_plane_geom *g, uint32_t rows,
+		    const void *src, uint64_t *sum)
+{
+	struct kvt_device *d = s->device;
+	kvt_dptr at = frame_at(d, frame);
+	int ret;
+
+	*sum = 0;
+	pthread_mutex_lock(&d->lock);
+	ret = d->ops->copy_h2d(d->gpu, at, src, d->block_bytes);
+	if (!ret)
+		ret = digest(d, at, g->row_bytes, 0, rows, false, sum);
+	pthread_mutex_unlock(&d->lock);
+	return ret ? kvt_fail_more(ret, "copying a block to the gpu") : 0;
+}
+
+int kvt_device_save(struct kvt_store *s, void *dst, uint32_t frame)
+{
+	struct kvt_device *d = s->device;
+	int ret;
+
+	pthread_mutex_lock(&d->lock);
+	ret = d->ops->copy_d2h(d->gpu, dst, frame_at(d, frame), d->block_bytes);
+	pthread_mutex_unlock(&d->lock);
+	return ret ? kvt_fail_more(ret, "copying a block from the gpu") : 0;
+}

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Inside the store.
+ *
+ * One lock, s->lock, guards everything below that is not said to be constant.
+ * It is held for bookkeeping only: never over I/O, a copy or a digest. s->cond
+ * is broadcast whenever a block changes state or a frame or slot comes free.
+ *
+ * A block at rest (B_IDLE) may be borrowed, written, moved or evicted. While it
+ * is loading or changing place (B_LOADING, B_MOVING) others wait. A hold keeps
+ * a block in its frame. Write-back (writing) reads the frame beside borrowers;
+ * who wants to change the block waits for it. A block whose last reference went
+ * while it was in use is dead, and is freed by the last who used it.
+ *
+ * What moves, and who publishes it:
+ *   disk -> host     queued by anyone; the mover verifies and publishes
+ *   memory -> disk   the mover: to a fresh slot, read back, verify, publish
+ *   memory <-> memory the caller of the move: copy, verify, publish, release
+ */
+#ifndef KVT_STORE_INTERNAL_H
+#define KVT_STORE_INTERNAL_H
+
+#include <pthread.h>
+
+#include "store/store.h"
+
+#define NONE UINT32_MAX
+#define IO_DEPTH 128
+#define MOVER_STACK (256u << 10)
+#define STAGING_MAX 8		 /* bounce frames of write-back, */
+#define STAGING_BYTES (1u << 20) /* or about so many bytes of them */
+#define SLOT_RESERVE_MAX 8	 /* slots that only a block with a slot may take: where its new content goes first */
+#define WRITE_ERRORS_MAX 16	 /* failed write-backs in a row after which the disk tier takes no more */
+#define HOST_TIERS (1u << KVT_TIER_PINNED | 1u << KVT_TIER_RAM)
+#define MEMORY_TIERS (HOST_TIERS | 1u << KVT_TIER_GPU)
+
+enum { B_FREE, B_IDLE, B_LOADING, B_MOVING };
+
+struct block {
+	uint64_t digest; /* of rows [0, rows) */
+	uint64_t content_rev;
+	uint32_t place_rev;
+	uint32_t plane;
+	uint32_t rows;
+	uint32_t refs;
+	uint32_t holds;
+	uint32_t frame; /* in .tier, or NONE */
+	uint32_t slot;	/* or NONE */
+	uint32_t next;	/* free list */
+	int16_t error;	/* of the last load; taken by who waits for it */
+	uint8_t tier;	/* KVT_TIER_DISK: not in memory */
+	uint8_t state;
+	bool dirty;	/* the slot, if any, holds older content */
+	bool writing;
+	bool dead;
+	bool lost; /* nothing holds the content any more */
+};
+
+/* A stack of free frame or slot numbers. Slots never used yet lie at its bottom. */
+struct free_list {
+	uint32_t *item;
+	uint32_t n, total;
+};
+
+enum { IO_LOAD, IO_STORE, IO_VERIFY };
+
+struct io {
+	uint32_t block;
+	uint32_t kind;
+	uint32_t tier, frame; /* the block's, or where it is being loaded to */
+	uint32_t slot;
+	uint32_t bounce; /* staging frame of a write-back, or NONE */
+	uint32_t rows;
+	uint32_t tries;
+	uint64_t digest;
+	uint32_t next; /* free list, or the queue of what is to be submitted */
+};
+
+struct kvt_store {
+	/* constant after creation */
+	struct kvt_plane_geom *planes;
+	uint32_t n_planes, n_blocks, flags;
+	uint64_t block_bytes;
+	struct kvt_budget *budget;
+	uint64_t overhead, gpu_overhead;
+	uint32_t budget_frames[KVT_TIERS]; /* charged for */
+	struct kvt_host *host;
+	struct kvt_gpu *gpu;
+	struct kvt_file *file;
+	struct kvt_pool *pool[KVT_TIERS]; /* pinned, ram */
+	struct kvt_pool *staging;
+	const struct kvt_policy_ops *policy_ops;
+	struct kvt_device *device;
+	uint8_t *zeros; /* a block of zeros, read only */
+	uint64_t rate;	/* background write-back, bytes/s; 0: no cap */
+	int wake;	/* eventfd: the mover should look */
+	pthread_t mover;
+
+	pthread_mutex_t lock;
+	pthread_cond_t cond;
+	struct block *blocks;
+	struct kvt_policy *policy;
+	struct free_list frames[KVT_TIERS]; /* on KVT_TIER_DISK: slots */
+	struct free_list bounces;
+	uint32_t free_block, free_io;
+	uint32_t queue_head, queue_tail;
+	uint32_t loads, stores;	 /* ios alive */
+	uint32_t working;	 /* calls that hold blocks for a bounded time and are not waiting */
+	uint32_t urgent;	 /* calls that wait for a frame */
+	uint32_t flushing;	 /* calls that wait for dirty blocks to become clean */
+	uint32_t dirty;		 /* blocks */
+	uint32_t slot_high;	 /* slots from here on were never used */
+	uint32_t slot_reserve;
+	uint32_t errors_in_row;	 /* of write-back */
+	uint64_t write_errors;	 /* all of them, for who waits for one */
+	int disk_error;		 /* why the disk tier takes no more writes; 0: it does */
+	bool shrunk; /* the disk gave less than its budget, and that was said */
+	bool stop;
+	struct io io[IO_DEPTH];
+	struct kvt_stats st;
+	uint64_t tier_blocks[KVT_TIERS];
+};
+
+static inline uint64_t rows_bytes(const struct kvt_store *s, const struct block *b, uint32_t rows)
+{
+	return (uint64_t)rows * s->planes[b->plane].row_bytes;
+}
+
+/* place.c: frames, slots, and who is a candidate for eviction. With the lock. */
+uint8_t *kvt_store_host_frame(const struct kvt_store *s, uint32_t tier, uint32_t frame);
+void kvt_store_settle(struct kvt_store *s, uint32_t block); /* after any change: tell the policy, free the dead, wake */
+void kvt_store_place(struct kvt_store *s, uint32_t block, uint32_t tier, uint32_t frame);
+void kvt_store_unplace(struct kvt_store *s, uint32_t block); /* gives its frame back */
+void kvt_store_set_dirty(struct kvt_store *s, uint32_t block, bool dirty);
+void kvt_store_set_slot(struct kvt_store *s, uint32_t block, uint32_t slot); /* NONE; gives the old one back */
+int kvt_store_take_slot(struct kvt_store *s, uint32_t block, uint32_t *slot);
+void kvt_store_retire_slot(struct kvt_store *s, uint32_t slot, int why);
+void kvt_store_lose(struct kvt_store *s, uint32_t block);
+/* A free frame of @tiers, the fastest first, or a clean block's. -EAGAIN: neither. */
+int kvt_store_take_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame);
+/* Wait until something changes. -ENOSPC, with the reason, if nothing can. @since: write_errors when waiting began. */
+int kvt_store_wait_room(struct kvt_store *s, uint64_t since);
+
+/* mover.c. load and store with the lock; they only queue. -EAGAIN: no frame, slot or io now. */
+int kvt_store_mover_start(struct kvt_store *s);
+void kvt_store_mover_stop(struct kvt_store *s);
+void kvt_store_kick(struct kvt_store *s);
+int kvt_store_load(struct kvt_store *s, uint32_t block, uint32_t tiers);
+int kvt_store_store(struct kvt_store *s, uint32_t block);
+void kvt_store_submit(struct kvt_store *s); /* without the lock: put the queue on its way */
+
+/* device.c: gpu frames. Without the lock. */
+struct kvt_device;
+uint64_t kvt_device_overhead(const struct kvt_store_params *p);
+int kvt_device_create(struct kvt_store *s, uint32_t frames);
+void kvt_device_destroy(struct kvt_store *s);
+const uint8_t *kvt_device_host_view(const struct kvt_store *s, uint32_t frame); /* if the backend is host_readable */
+int kvt_device_zero(struct kvt_store *s, uint32_t frame);
+/* Encode and scatter rows into a frame whose rows behind @old are zeros; @delta is what that adds to the digest. */
+int kvt_device_write(struct kvt_store *s, uint32_t frame, const struct kvt_plane_geom *g, uint32_t old,
+		     uint32_t first, uint32_t n, const struct kvt_rows *src, uint64_t *delta);
+/* Zero rows [rows, old). */
+int kvt_device_cut(struct kvt_store *s, uint32_t frame, const struct kvt_plane_geom *g, uint32_t old, uint32_t rows,
+		   uint64_t *delta);
+/* Whole frames; a frame that arrives on the gpu is digested there. */
+int kvt_device_load(struct kvt_store *s, uint32_t frame, const struct kvt_plane_geom *g, uint32_t rows,
+		    const void *src, uint64_t *digest);
+int kvt_device_save(struct kvt_store *s, void *dst, uint32_t frame);
+
+#endif

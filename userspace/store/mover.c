@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: MIT
+/*
+ * The mover: one thread that takes completions, verifies what they brought,
+ * publishes it, and writes dirty blocks back.
+ *
+ * Write-back runs when a caller waits for a frame or a flush, and in the
+ * background while free frames are short and dirty blocks are many; only the
+ * background is held to the rate cap.
+ */
+#include "store/internal.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/err.h"
+#include "codec/codec.h"
+
+#define BATCH 32
+
+/* ---- the queue ---- */
+
+static struct io *io_take(struct kvt_store *s)
+{
+	struct io *io;
+
+	if (s->free_io == NONE)
+		return NULL;
+	io = &s->io[s->free_io];
+	s->free_io = io->next;
+	io->bounce = NONE;
+	io->tries = 0;
+	return io;
+}
+
+static void io_give(struct kvt_store *s, struct io *io)
+{
+	if (io->bounce != NONE)
+		s->bounces.item[s->bounces.n++] = io->bounce;
+	if (io->kind == IO_LOAD)
+		s->loads--;
+	else
+		s->stores--;
+	io->next = s->free_io;
+	s->free_io = (uint32_t)(io - s->io);
+}
+
+static void io_queue(struct kvt_store *s, struct io *io)
+{
+	uint32_t i = (uint32_t)(io - s->io);
+
+	io->next = NONE;
+	if (s->queue_head == NONE)
+		s->queue_head = i;
+	else
+		s->io[s->queue_tail].next = i;
+	s->queue_tail = i;
+}
+
+int kvt_store_load(struct kvt_store *s, uint32_t block, uint32_t tiers)
+{
+	struct block *b = &s->blocks[block];
+	uint32_t tier, frame;
+	struct io *io;
+
+	if (s->free_io == NONE)
+		return -EAGAIN;
+	if (kvt_store_take_frame(s, tiers & HOST_TIERS, &tier, &frame))
+		return -EAGAIN;
+	io = io_take(s);
+	io->block = block;
+	io->kind = IO_LOAD;
+	io->tier = tier;
+	io->frame = frame;
+	io->slot = b->slot;
+	io->rows = b->rows;
+	io->digest = b->digest;
+	b->state = B_LOADING;
+	b->error = 0;
+	s->loads++;
+	io_queue(s, io);
+	return 0;
+}
+
+int kvt_store_store(struct kvt_store *s, uint32_t block)
+{
+	struct block *b = &s->blocks[block];
+	struct io *io;
+	uint32_t slot;
+
+	if (s->free_io == NONE || !s->bounces.n || s->disk_error || kvt_store_take_slot(s, block, &slot))
+		return -EAGAIN;
+	io = io_take(s);
+	io->block = block;
+	io->kind = IO_STORE;
+	io->tier = b->tier;
+	io->frame = b->frame;
+	io->slot = slot;
+	io->bounce = s->bounces.item[--s->bounces.n];
+	io->rows = b->rows;
+	io->digest = b->digest;
+	b->writing = true;
+	s->policy_ops->busy(s->policy, block);
+	s->stores++;
+	io_queue(s, io);
+	return 0;
+}
+
+/* ---- completions: without the lock ---- */
+
+static uint64_t digest_of(const struct kvt_store *s, const struct io *io, const uint8_t *data)
+{
+	return kvt_rows_digest(0, io->rows, data, s->planes[s->blocks[io->block].plane].row_bytes);
+}
+
+static void load_finished(struct kvt_store *s, struct io *io, int result)
+{
+	uint8_t *data = kvt_store_host_frame(s, io->tier, io->frame);
+	struct block *b = &s->blocks[io->block];
+	bool good = false;
+	uint64_t used;
+
+	if (!result) {
+		used = rows_bytes(s, b, io->rows);
+		memset(data + used, 0, s->block_bytes - used);
+		good = digest_of(s, io, data) == io->digest;
+	}
+	pthread_mutex_lock(&s->lock);
+	if (!result && !good) {
+		s->st.digest_errors++;
+		if (!io->tries++) { /* the transfer may have been at fault, not the disk */
+			io_queue(s, io);
+			pthread_mutex_unlock(&s->lock);
+			return;
+		}
+		kvt_log(KVT_LOG_ERROR, "disk slot %u does not hold what was written: a block of plane %u is lost", io->slot,
+			b->plane);
+		kvt_store_lose(s, io->block);
+		result = -EBADMSG;
+	}
+	s->st.disk_reads++;
+	s->st.disk_read_bytes += rows_bytes(s, b, io->rows);
+	if (result) {
+		if (result != -EBADMSG)
+			s->st.io_errors++;
+		s->frames[io->tier].item[s->frames[io->tier].n++] = io->frame;
+		b->error = (int16_t)result;
+	} else {
+		kvt_store_place(s, io->block, io->tier, io->frame);
+	}
+	b->state = B_IDLE;
+	kvt_store_settle(s, io->block);
+	io_give(s, io);
+	pthread_mutex_unlock(&s->lock);
+}
+
+static void store_failed(struct kvt_store *s, struct io *io, int result)
+{
+	bool full = result == -ENOSPC || result == -EDQUOT || result == -EFBIG;
+	struct block *b = &s->blocks[io->block];
+	bool source_bad = false;
+
+	/* of source and copy, which one is wrong? The block is not written to while it is being written back. */
+	if (result == -EBADMSG)
+		source_bad = io->tier == KVT_TIER_GPU ||
+			     digest_of(s, io, kvt_store_host_frame(s, io->tier, io->frame)) != io->digest;
+	pthread_mutex_lock(&s->lock);
+	if (result == -EBADMSG)
+		s->st.digest_errors++;
+	else
+		s->st.io_errors++;
+	if (source_bad) {
+		kvt_log(KVT_LOG_ERROR, "memory does not hold what was written to it: a block of plane %u is lost", b->plane);
+		kvt_store_lose(s, io->block);
+	} else {
+		s->write_errors++;
+		s->errors_in_row++;
+	}
+	if (full) {
+		kvt_store_retire_slot(s, io->slot, result);
+		s->st.disk_full++;
+	} else {
+		s->frames[KVT_TIER_DISK].item[s->frames[KVT_TIER_DISK].n++] = io->slot;
+	}
+	if (s->errors_in_row >= WRITE_ERRORS_MAX && !s->disk_error && !full) {
+		s->disk_error = result;
+		kvt_log(KVT_LOG_ERROR, "disk tier: %u writes in a row failed, the last with %s: it takes no more", WRITE_ERRORS_MAX,
+			strerror(-result));
+	}
+	b->writing = false;
+	kvt_store_settle(s, io->block);
+	io_give(s, io);
+	pthread_mutex_unlock(&s->lock);
+}
+
+static void store_published(struct kvt_store *s, struct io *io)
+{
+	struct block *b = &s->blocks[io->block];
+
+	pthread_mutex_lock(&s->lock);
+	s->errors_in_row = 0;
+	s->st.disk_writes++;
+	s->st.disk_write_bytes += rows_bytes(s, b, io->rows);
+	kvt_store_set_slot(s, io->block, io->slot);
+	kvt_store_set_dirty(s, io->block, false);
+	b->writing = false;
+	kvt_store_settle(s, io->block);
+	io_give(s, io);
+	pthread_mutex_unlock(&s->lock);
+}
+
+static void finished(struct kvt_store *s, uint32_t index, int result)
+{
+	struct io *io = &s->io[index];
+
+	/* what queued the io wrote it under the lock */
+	pthread_mutex_lock(&s->lock);
+	pthread_mutex_unlock(&s->lock);
+
+	if (io->kind == IO_LOAD) {
+		load_finished(s, io, result);
+	} else if (result) {
+		store_failed(s, io, result);
+	} else if (io->kind == IO_STORE && !(s->flags & KVT_CACHE_NO_WRITE_VERIFY)) {
+		pthread_mutex_lock(&s->lock);
+		io->kind = IO_VERIFY;
+		io_queue(s, io);
+		pthread_mutex_unlock(&s->lock);
+	} else if (io->kind == IO_VERIFY &&
+		   digest_of(s, io, s->staging->base + (uint64_t)io->bounce * s->block_bytes) != io->digest) {
+		store_failed(s, io, -EBADMSG);
+	} else {
+		store_published(s, io);
+	}
+}
+
+/* ---- submission: without the lock ---- */
+
+/* A gpu frame reaches the disk through its bounce frame; what arrives there is verified before it goes on. */
+static int fetch_from_gpu(struct kvt_store *s, const struct io *io)
+{
+	uint8_t *data = s->staging->base + (uint64_t)io->bounce * s->block_bytes;
+	int ret = kvt_device_save(s, data, io->frame);
+
+	if (!ret && digest_of(s, io, data) != io->digest)
+		ret = -EBADMSG;
+	return ret;
+}
+
+void kvt_store_submit(struct kvt_store *s)
+{
+	struct kvt_xfer xfer[BATCH];
+	uint32_t n;
+	int done;
+
+	for (;;) {
+		pthread_mutex_lock(&s->lock);
+		for (n = 0; n < BATCH && s->queue_head != NONE; n++) {
+			uint32_t i = s->queue_head;
+			const struct io *io = &s->io[i];
+			bool bounce = io->kind == IO_VERIFY || (io->kind == IO_STORE && io->tier == KVT_TIER_GPU);
+
+			s->queue_head = io->next;
+			xfer[n] = (struct kvt_xfer){
+				.op = io->kind == IO_STORE ? KVT_XFER_WRITE : KVT_XFER_READ,
+				.slot = io->slot,
+				.file = s->file,
+				.pool = bounce ? s->staging : s->pool[io->tier],
+				.frame = bounce ? io->bounce : io->frame,
+				.bytes = (uint32_t)rows_bytes(s, &s->blocks[io->block], io->rows),
+				.user = i,
+			};
+		}
+		pthread_mutex_unlock(&s->lock);
+		if (!n)
+			return;
+		for (uint32_t i = 0; i < n; i++) {
+			const struct io *io = &s->io[xfer[i].user];
+
+			if (io->kind != IO_STORE || io->tier != KVT_TIER_GPU)
+				continue;
+			done = fetch_from_gpu(s, io);
+			if (done) {
+				finished(s, (uint32_t)xfer[i].user, done);
+				memmove(&xfer[i], &xfer[i + 1], (--n - i) * sizeof(xfer[0]));
+				i--;
+			}
+		}
+		for (uint32_t sent = 0; sent < n; sent += (uint32_t)done) {
+			done = kvt_host_submit(s->host, xfer + sent, n - sent);
+			if (done < 0) {
+				finished(s, (uint32_t)xfer[sent].user, done);
+				done = 1;
+			} else if (!done) { /* as many in flight as the host takes: the mover goes on when some end */
+				pthread_mutex_lock(&s->lock);
+				while (n > sent) {
+					struct io *io = &s->io[xfer[--n].user];
+
+					io->next = s->queue_head;
+					if (s->queue_head == NONE)
+						s->queue_tail = (uint32_t)xfer[n].user;
+					s->queue_head = (uint32_t)xfer[n].user;
+				}
+				pthread_mutex_unlock(&s->lock);
+				return;
+			}
+		}
+	}
+}
+
+/* ---- write-back ---- */
+
+struct pace {
+	double last, allowance; /* seconds, bytes */
+};
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static bool background_wanted(const struct kvt_store *s)
+{
+	uint32_t total = 0, free = 0;
+
+	for (uint32_t t = 0; t < KVT_TIER_DISK; t++) {
+		total += s->frames[t].total;
+		free += s->frames[t].n;
+	}
+	return free < total / 4 && s->dirty > total / 4;
+}
+
+/* Queue what should be written now, with the lock. Returns ms until more may be written, or -1. */
+static int write_back(struct kvt_store *s, struct pace *pace)
+{
+	double t;
+
+	if (s->rate) {
+		t = now();
+		pace->allowance += (t - pace->last) * (double)s->rate;
+		pace->last = t;
+		/* what was not used is not saved up beyond a moment's worth */
+		if (pace->allowance > (double)(s->rate / 10 + s->block_bytes))
+			pace->allowance = (double)(s->rate / 10 + s->block_bytes);
+	}
+	for (;;) {
+		bool waited_for = s->urgent || s->flushing;
+		uint32_t victim;
+
+		if (s->stop || (!waited_for && !background_wanted(s)))
+			return -1;
+		if (!waited_for && s->rate && pace->allowance < (double)s->block_bytes)
+			return 1 + (int)(((double)s->block_bytes - pace->allowance) * 1e3 / (double)s->rate);
+		victim = s->policy_ops->victim(s->policy, MEMORY_TIERS, false);
+		if (victim == KVT_POLICY_NONE || kvt_store_store(s, victim))
+			return -1;
+		pace->allowance -= (double)s->block_bytes;
+	}
+}
+
+static void *mover(void *arg)
+{
+	struct kvt_store *s = arg;
+	struct pace pace = { .last = now() };
+	struct pollfd fds[2] = {
+		{ .fd = kvt_host_eventfd(s->host), .events = POLLIN },
+		{ .fd = s->wake, .events = POLLIN },
+	};
+	struct kvt_done done[BATCH];
+	int timeout = -1, n;
+	uint64_t count;
+	bool quit;
+
+	for (;;) {
+		if (poll(fds, 2, timeout) > 0) {
+			/* counters only wake: what they say is looked up below */
+			for (int i = 0; i < 2; i++)
+				if (fds[i].revents && read(fds[i].fd, &count, sizeof(count)) < 0)
+					continue;
+		}
+		while ((n = kvt_host_reap(s->host, done, BATCH)) > 0)
+			for (int i = 0; i < n; i++)
+				finished(s, (uint32_t)done[i].user, done[i].result);
+		pthread_mutex_lock(&s->lock);
+		timeout = write_back(s, &pace);
+		quit = s->stop && !s->loads && !s->stores;
+		pthread_mutex_unlock(&s->lock);
+		if (quit)
+			return NULL;
+		kvt_store_submit(s);
+	}
+}
+
+void kvt_store_kick(struct kvt_store *s)
+{
+	uint64_t one = 1;
+
+	if (write(s->wake, &one, sizeof(one)) < 0)
+		return; /* the counter is full: it wakes all the same */
+}
+
+int kvt_store_mover_start(struct kvt_store *s)
+{
+	pthread_attr_t attr;
+	int ret;
+
+	pthread_attr_init(&attr);
+	pthread_attr_setstacksize(&attr, MOVER_STACK);
+	ret = pthread_create(&s->mover, &attr, mover, s);
+	pthread_attr_destroy(&attr);
+	return ret ? kvt_fail(-ret, "the mover thread could not be started: %s", strerror(ret)) : 0;
+}
+
+void kvt_store_mover_stop(struct kvt_store *s)
+{
+	pthread_mutex_lock(&s->lock);
+	s->stop = true;
+	pthread_mutex_unlock(&s->lock);
+	kvt_store_kick(s);
+	pthread_join(s->mover, NULL);
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: MIT
+/* Frames and slots: taking them, giving them back, evicting a block to get one. The store's lock is held throughout. */
+#include "store/internal.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/err.h"
+
+uint8_t *kvt_store_host_frame(const struct kvt_store *s, uint32_t tier, uint32_t frame)
+{
+	return s->pool[tier]->base + (uint64_t)frame * s->block_bytes;
+}
+
+static uint32_t pop(struct free_list *l)
+{
+	return l->item[--l->n];
+}
+
+static void push(struct free_list *l, uint32_t item)
+{
+	l->item[l->n++] = item;
+}
+
+void kvt_store_place(struct kvt_store *s, uint32_t block, uint32_t tier, uint32_t frame)
+{
+	struct block *b = &s->blocks[block];
+
+	b->tier = (uint8_t)tier;
+	b->frame = frame;
+	b->place_rev++;
+	s->tier_blocks[tier]++;
+}
+
+void kvt_store_unplace(struct kvt_store *s, uint32_t block)
+{
+	struct block *b = &s->blocks[block];
+
+	if (b->frame == NONE)
+		return;
+	push(&s->frames[b->tier], b->frame);
+	s->tier_blocks[b->tier]--;
+	b->frame = NONE;
+	b->tier = KVT_TIER_DISK;
+	b->place_rev++;
+}
+
+void kvt_store_set_dirty(struct kvt_store *s, uint32_t block, bool dirty)
+{
+	struct block *b = &s->blocks[block];
+
+	if (b->dirty == dirty)
+		return;
+	b->dirty = dirty;
+	if (dirty)
+		s->dirty++;
+	else
+		s->dirty--;
+}
+
+void kvt_store_set_slot(struct kvt_store *s, uint32_t block, uint32_t slot)
+{
+	struct block *b = &s->blocks[block];
+
+	if (b->slot != NONE) {
+		push(&s->frames[KVT_TIER_DISK], b->slot);
+		s->tier_blocks[KVT_TIER_DISK]--;
+	}
+	b->slot = slot;
+	if (slot != NONE)
+		s->tier_blocks[KVT_TIER_DISK]++;
+}
+
+/* A block's first slot must leave the reserve, so that one with a slot can always be rewritten beside its old content. */
+static bool slot_for(const struct kvt_store *s, const struct block *b)
+{
+	return s->frames[KVT_TIER_DISK].n > (b->slot == NONE ? s->slot_reserve : 0);
+}
+
+int kvt_store_take_slot(struct kvt_store *s, uint32_t block, uint32_t *slot)
+{
+	if (!slot_for(s, &s->blocks[block]))
+		return -EAGAIN;
+	*slot = pop(&s->frames[KVT_TIER_DISK]);
+	if (*slot >= s->slot_high)
+		s->slot_high = *slot + 1;
+	return 0;
+}
+
+/*
+ * The file system has no room for a slot: go on with the slots that have been
+ * written before, whose room is taken already.
+ */
+void kvt_store_retire_slot(struct kvt_store *s, uint32_t slot, int why)
+{
+	struct free_list *l = &s->frames[KVT_TIER_DISK];
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < l->n; i++)
+		if (l->item[i] < s->slot_high && l->item[i] != slot)
+			l->item[kept++] = l->item[i];
+	l->total -= l->n - kept + 1;
+	l->n = kept;
+	if (!s->shrunk)
+		kvt_log(KVT_LOG_WARN, "disk tier: %s: goes on with the %u slots of %llu bytes that have been written",
+			strerror(-why), l->total, (unsigned long long)s->block_bytes);
+	s->shrunk = true;
+}
+
+/* What a block held can be had from nowhere: reading it is an error from now on, until it is written anew. */
+void kvt_store_lose(struct kvt_store *s, uint32_t block)
+{
+	s->blocks[block].lost = true;
+	s->st.blocks_lost++;
+	kvt_store_set_slot(s, block, NONE);
+	kvt_store_set_dirty(s, block, false);
+}
+
+static void free_block(struct kvt_store *s, uint32_t block)
+{
+	struct block *b = &s->blocks[block];
+
+	s->policy_ops->forget(s->policy, block);
+	kvt_store_unplace(s, block);
+	kvt_store_set_slot(s, block, NONE);
+	kvt_store_set_dirty(s, block, false);
+	b->state = B_FREE;
+	b->next = s->free_block;
+	s->free_block = block;
+	s->st.blocks--;
+}
+
+void kvt_store_settle(struct kvt_store *s, uint32_t block)
+{
+	struct block *b = &s->blocks[block];
+	bool used = b->state != B_IDLE || b->holds || b->writing;
+
+	if (b->lost && !used)
+		kvt_store_unplace(s, block);
+	if (b->dead && !used)
+		free_block(s, block);
+	else if (b->frame != NONE && !used)
+		s->policy_ops->idle(s->policy, block, b->tier, !b->dirty);
+	else
+		s->policy_ops->busy(s->policy, block);
+	pthread_cond_broadcast(&s->cond);
+}
+
+int kvt_store_take_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame)
+{
+	uint32_t victim;
+
+	for (uint32_t t = 0; t < KVT_TIER_DISK; t++) {
+		if ((tiers & (1u << t)) && s->frames[t].n) {
+			*tier = t;
+			*frame = pop(&s->frames[t]);
+			return 0;
+		}
+	}
+	victim = s->policy_ops->victim(s->policy, tiers, true);
+	if (victim == KVT_POLICY_NONE)
+		return -EAGAIN;
+	*tier = s->blocks[victim].tier;
+	s->policy_ops->busy(s->policy, victim);
+	kvt_store_unplace(s, victim);
+	s->st.evictions++;
+	*frame = pop(&s->frames[*tier]);
+	return 0;
+}
+
+static int no_room(struct kvt_store *s)
+{
+	const struct free_list *disk = &s->frames[KVT_TIER_DISK];
+	uint32_t frames = 0;
+
+	for (uint32_t t = 0; t < KVT_TIER_DISK; t++)
+		frames += s->frames[t].total;
+	s->st.disk_full++;
+	if (!disk->total)
+		return kvt_fail(-ENOSPC, "all %u memory frames of %llu bytes are in use and there is no disk tier: raise the memory budgets or give a disk budget",
+				frames, (unsigned long long)s->block_bytes);
+	if (s->disk_error)
+		return kvt_fail(-ENOSPC, "all %u memory frames are in use and the disk tier takes no more writes (%s): raise the memory budgets or mend the disk",
+				frames, strerror(-s->disk_error));
+	if (s->policy_ops->victim(s->policy, MEMORY_TIERS, false) == KVT_POLICY_NONE)
+		return kvt_fail(-ENOMEM, "all %u memory frames of %llu bytes are held at once: raise the memory budgets",
+				frames, (unsigned long long)s->block_bytes);
+	return kvt_fail(-ENOSPC, "all %u memory frames and %u disk slots of %llu bytes are in use: raise the memory or disk budgets, or end sequences",
+			frames, disk->total, (unsigned long long)s->block_bytes);
+}
+
+int kvt_store_wait_room(struct kvt_store *s, uint64_t since)
+{
+	uint32_t victim = s->policy_ops->victim(s->policy, MEMORY_TIERS, false);
+	bool writable = victim != KVT_POLICY_NONE && !s->disk_error && slot_for(s, &s->blocks[victim]);
+
+	if (!s->loads && !s->stores && !s->working && !writable)
+		return no_room(s);
+	if (s->write_errors - since >= WRITE_ERRORS_MAX)
+		return no_room(s);
+	s->urgent++;
+	kvt_store_kick(s);
+	pthread_cond_wait(&s->cond, &s->lock);
+	s->urgent--;
+	return 0;
+}

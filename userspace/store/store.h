@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The store: blocks, the tiers they live in, and the moves between them. It
+ * knows no tokens and no attention.
+ *
+ * A block is up to block_rows encoded rows of one plane, and a digest of them.
+ * It has at most one place in memory (gpu, pinned or ram) and at most one slot
+ * on disk. It is clean when the slot holds its present content, verified. A
+ * block with no rows needs no place: KVT_NO_BLOCK stands for it and reads as
+ * zeros, as do the rows behind a block's last written one.
+ *
+ * Threads: every call from any thread. Writes to one block, and a write and
+ * reads of it, are the caller's to order.
+ */
+#ifndef KVT_STORE_STORE_H
+#define KVT_STORE_STORE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/budget.h"
+#include "gpu/gpu.h"
+#include "host/host.h"
+#include "kvtier.h"
+#include "policy/policy.h"
+
+#define KVT_NO_BLOCK UINT32_MAX
+
+struct kvt_store;
+
+struct kvt_plane_geom {
+	uint32_t codec;
+	uint32_t elems;	    /* a row */
+	uint32_t row_bytes; /* encoded */
+	uint32_t block_rows;
+};
+
+struct kvt_store_params {
+	const struct kvt_plane_geom *planes; /* copied */
+	uint32_t n_planes;
+	uint32_t flags; /* KVT_CACHE_* */
+	uint64_t block_bytes;
+	uint32_t frames[KVT_TIERS]; /* frames, and slots on disk */
+	struct kvt_budget *budget;  /* [KVT_TIERS]: charged with frames; overhead goes to KVT_TIER_RAM's */
+	const char *disk_dir;
+	int32_t numa_node; /* or -1 */
+	uint64_t writeback_bytes_per_s;
+	struct kvt_host *host; /* owned by the caller */
+	struct kvt_gpu *gpu;   /* likewise; NULL without a gpu tier */
+	const struct kvt_policy_ops *policy;
+};
+
+/* What the store allocates beside frames: against the RAM budget, and on the GPU. */
+uint64_t kvt_store_overhead(const struct kvt_store_params *);
+uint64_t kvt_store_gpu_overhead(const struct kvt_store_params *);
+
+int kvt_store_create(const struct kvt_store_params *, struct kvt_store **);
+void kvt_store_destroy(struct kvt_store *);
+
+/* A new block of @plane with no rows and one reference. -ENOSPC: no block is free. */
+int kvt_store_alloc(struct kvt_store *, uint32_t plane, uint32_t *block);
+void kvt_store_get(struct kvt_store *, uint32_t block); /* one more reference */
+void kvt_store_put(struct kvt_store *, uint32_t block); /* one less; the last frees it */
+bool kvt_store_shared(struct kvt_store *, uint32_t block);
+uint32_t kvt_store_rows(struct kvt_store *, uint32_t block);
+
+/*
+ * Write rows [first, first + n) of a block with one reference; rows between its
+ * last and @first become zeros. On an error the block's content is the old one
+ * or, where that is gone, the block is lost: never a mix.
+ * -ENOSPC: no tier has room; or what reading the block's old content said.
+ */
+int kvt_store_write(struct kvt_store *, uint32_t block, uint32_t first, uint32_t n, const struct kvt_rows *src);
+
+/* Keep the first @rows of a block with one reference. */
+int kvt_store_cut(struct kvt_store *, uint32_t block, uint32_t rows);
+
+/* A new block with the first @rows of @block. */
+int kvt_store_copy(struct kvt_store *, uint32_t block, uint32_t rows, uint32_t *copy);
+
+/* ---- borrow: begin takes the holds and starts loads without waiting; wait makes all of them readable ---- */
+
+struct kvt_view {
+	const uint8_t *data;
+	uint32_t rows;
+	uint32_t tier;
+	uint64_t content_rev;
+};
+
+void kvt_store_borrow_begin(struct kvt_store *, const uint32_t *blocks, uint32_t n);
+
+/*
+ * After begin, for the same blocks. On an error every hold is given back.
+ * -ENOMEM: more blocks than memory can hold at once; -EIO, -EBADMSG: the content cannot be had.
+ */
+int kvt_store_borrow_wait(struct kvt_store *, const uint32_t *blocks, uint32_t n, struct kvt_view *views);
+void kvt_store_return(struct kvt_store *, const uint32_t *blocks, uint32_t n);
+
+/* Around a bounded use of what is held: others then wait for it to end instead of failing for want of a frame. */
+void kvt_store_work(struct kvt_store *, bool begin);
+
+/* Frames that the CPU can read: the most blocks that may be held at once. */
+uint32_t kvt_store_readable_frames(const struct kvt_store *);
+
+/* Blocks of @blocks that are in @tier afterwards (as many as fit). */
+int64_t kvt_store_move(struct kvt_store *, const uint32_t *blocks, uint32_t n, enum kvt_tier tier);
+
+/* Write back every dirty block; 0 or the first error. */
+int kvt_store_flush(struct kvt_store *);
+
+void kvt_store_stats(struct kvt_store *, struct kvt_stats *);
+
+/* A block of zeros. */
+const uint8_t *kvt_store_zeros(const struct kvt_store *);
+
+/* Host and file in words, for stats. */
+void kvt_store_io_info(struct kvt_store *, struct kvt_file_info *info);
+
+/* free + used == total in every tier, lists and counters agree; for tests. Aborts nothing: 0 or -EUCLEAN with a message. */
+int kvt_store_check(struct kvt_store *);
+
+/* For tests that corrupt and watch: the slot file and a block's slot (KVT_NO_BLOCK: none), its frame, its tier. */
+int kvt_store_fd(struct kvt_store *);
+uint32_t kvt_store_slot(struct kvt_store *, uint32_t block);
+uint8_t *kvt_store_frame(struct kvt_store *, uint32_t block, enum kvt_tier *tier);
+
+#endif
