@@ -167,27 +167,21 @@ void attn_case_make_sized(struct attn_case *c, uint64_t seed, unsigned what, uin
 				c->sinks[i] = below(&r, 4) ? attn_normal(&r) * 3 : -INFINITY;
 		}
 	}
-	if (what & ATTN_SPECIAL) {
-		for (uint32_t i = below(&r, 6); i; i--) {
-			switch (below(&r, 5)) {
-			case 0:
-				attn_encode(c->k, k_codec, below(&r, n * heads * k_dim), special(&r));
-				break;
-			case 1:
-				attn_encode(c->v, v_codec, below(&r, n * heads * v_dim), special(&r));
-				break;
-			case 2:
-				c->q[below(&r, m * k_dim)] = special(&r);
-				break;
-			case 3:
-				if (c->mask)
-					attn_encode(c->mask, c->shape.mask_type, below(&r, m * n), special(&r));
-				break;
-			default:
-				if (c->sinks)
-					c->sinks[below(&r, m)] = special(&r);
-			}
-		}
+	for (uint32_t i = what & ATTN_SPECIAL ? below(&r, 6) : 0; i; i--) {
+		/* one draw a statement: the order of arguments is the compiler's */
+		uint32_t where = below(&r, 5), at_random = below(&r, 1u << 30);
+		float f = special(&r);
+
+		if (where == 0)
+			attn_encode(c->k, k_codec, at_random % (n * heads * k_dim), f);
+		else if (where == 1)
+			attn_encode(c->v, v_codec, at_random % (n * heads * v_dim), f);
+		else if (where == 2)
+			c->q[at_random % (m * k_dim)] = f;
+		else if (where == 3 && c->mask)
+			attn_encode(c->mask, c->shape.mask_type, at_random % (m * n), f);
+		else if (where == 4 && c->sinks)
+			c->sinks[at_random % m] = f;
 	}
 }
 
@@ -195,13 +189,14 @@ void attn_case_make(struct attn_case *c, uint64_t seed, unsigned what)
 {
 	static const uint32_t dims[] = { 8, 16, 24, 64, 72, 80, 96, 100, 112, 128, 192, 256, 512, 9, 31, 33, 127 };
 	uint64_t r = seed ^ 0x5851f42d4c957f2d;
-	uint32_t k_dim = dims[below(&r, sizeof(dims) / sizeof(*dims))], v_dim = k_dim, m, n;
+	uint32_t k_dim = dims[below(&r, sizeof(dims) / sizeof(*dims))], v_dim = k_dim, m, n, codec;
 
 	if (!below(&r, 3))
 		v_dim = dims[below(&r, sizeof(dims) / sizeof(*dims))];
 	m = 1 + below(&r, below(&r, 2) ? 5 : 20);
 	n = below(&r, 4) ? 1 + below(&r, 300) : 1 + below(&r, 900);
-	attn_case_make_sized(c, seed, what, k_dim, v_dim, m, n, below(&r, 3), below(&r, 3));
+	codec = below(&r, 9);
+	attn_case_make_sized(c, seed, what, k_dim, v_dim, m, n, codec / 3, codec % 3);
 }
 
 void attn_case_free(struct attn_case *c)
