@@ -126,6 +126,8 @@ static const struct {
 	{ "vocab_size", "4294967556", "\"vocab_size\" is 4294967556" },
 	{ "vocab_size", "\"260\"", "\"vocab_size\" is \"260\"" },
 	{ "vocab_size", "[260]", "\"vocab_size\" is [260]" },
+	{ "vocab_size", "{\"a\":\"0123456789012345678901234567890123456789\",\"b\":1}",
+	  "\"vocab_size\" is {\"a\":\"01234567890123456789012345678901234567..., not" },
 	{ "hidden_size", "null", "\"hidden_size\" is null" },
 	{ "hidden_size", "65537", "from 1 to 65536" },
 	{ "num_hidden_layers", "1025", "from 1 to 1024" },

@@ -2,7 +2,7 @@
 /* config.json of a Hugging Face directory: what this engine can run, and by name what it cannot. */
 #include <errno.h>
 #include <jansson.h>
-#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,14 +18,12 @@ struct shown {
 
 static struct shown show(const json_t *value)
 {
+	char *line = json_dumps(value, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_ENCODE_ANY);
 	struct shown s;
-	size_t n = json_dumpb(value, s.text, sizeof(s.text) - 4, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_ENCODE_ANY);
-	size_t room = sizeof(s.text) - 4;
 
-	if (n > room)
-		memcpy(s.text + room, "...", 4);
-	else
-		s.text[n] = 0;
+	if (snprintf(s.text, sizeof(s.text), "%s", line ? line : "?") >= (int)sizeof(s.text))
+		memcpy(s.text + sizeof(s.text) - 4, "...", 4);
+	free(line);
 	return s;
 }
 
