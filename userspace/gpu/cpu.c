@@ -20,19 +20,9 @@
 #include "base/err.h"
 #include "gpu/gpu.h"
 #include "gpu/op.h"
+#include "gpu/ranges.h"
 
 #define ALIGN 256
-
-enum kind { DEVICE, HOST, REGISTERED };
-
-static const char *const kind_name[] = { "device memory", "pinned host memory", "a registered host range" };
-
-/* A range of memory that somebody may name. */
-struct range {
-	enum kind kind;
-	uintptr_t base;
-	uint64_t bytes;
-};
 
 struct stream {
 	bool capturing;
@@ -49,8 +39,7 @@ struct cpu {
 	struct kvt_gpu gpu;
 	pthread_mutex_t lock;
 	struct kvt_budget memory;
-	struct range *ranges;
-	uint32_t n_ranges, room;
+	struct kvt_ranges ranges;
 	struct stream stream0;
 	struct kvt_table streams, events, graphs;
 };
@@ -62,50 +51,27 @@ static struct cpu *cpu_of(struct kvt_gpu *gpu)
 
 /* ---- memory ---- */
 
-static int range_add(struct cpu *c, enum kind kind, void *p, uint64_t bytes)
-{
-	if (c->n_ranges == c->room) {
-		uint32_t room = c->room ? c->room * 2 : 16;
-		struct range *ranges = realloc(c->ranges, room * sizeof(*ranges));
-
-		if (!ranges)
-			return kvt_fail(-ENOMEM, "no memory to track %u ranges", room);
-		c->ranges = ranges;
-		c->room = room;
-	}
-	c->ranges[c->n_ranges++] = (struct range){ kind, (uintptr_t)p, bytes };
-	return 0;
-}
-
 /* Forget the range that begins at @p. Returns its size; 0, with a message, if there is none. */
-static uint64_t range_remove(struct cpu *c, enum kind kind, uintptr_t p, const char *what)
+static uint64_t forget(struct cpu *c, enum kvt_range_kind kind, uintptr_t p, const char *what)
 {
-	uint64_t bytes = 0;
+	uint64_t bytes;
 
 	pthread_mutex_lock(&c->lock);
-	for (uint32_t i = 0; i < c->n_ranges && !bytes; i++)
-		if (c->ranges[i].kind == kind && c->ranges[i].base == p) {
-			bytes = c->ranges[i].bytes;
-			c->ranges[i] = c->ranges[--c->n_ranges];
-		}
+	bytes = kvt_ranges_remove(&c->ranges, kind, p);
 	pthread_mutex_unlock(&c->lock);
 	if (!bytes)
 		kvt_fail(-EINVAL, "%s: %#lx is not the beginning of %s; nothing done", what, (unsigned long)p,
-			 kind_name[kind]);
+			 kvt_range_name(kind));
 	return bytes;
 }
 
 /* Whether [p, p + bytes) lies in one allocation of the device. */
 static int check_device(struct cpu *c, const char *what, kvt_dptr p, uint64_t bytes)
 {
-	bool inside = false;
+	bool inside;
 
 	pthread_mutex_lock(&c->lock);
-	for (uint32_t i = 0; i < c->n_ranges && !inside; i++) {
-		const struct range *r = &c->ranges[i];
-
-		inside = r->kind == DEVICE && p >= r->base && bytes <= r->bytes && p - r->base <= r->bytes - bytes;
-	}
+	inside = kvt_ranges_holding(&c->ranges, KVT_RANGE_DEVICE, p, bytes);
 	pthread_mutex_unlock(&c->lock);
 	if (inside)
 		return 0;
@@ -113,24 +79,24 @@ static int check_device(struct cpu *c, const char *what, kvt_dptr p, uint64_t by
 			(unsigned long long)bytes, (unsigned long long)p);
 }
 
-static int take(struct cpu *c, enum kind kind, uint64_t bytes, void **p)
+static int take(struct cpu *c, enum kvt_range_kind kind, uint64_t bytes, void **p)
 {
-	size_t align = kind == DEVICE ? ALIGN : (size_t)sysconf(_SC_PAGESIZE);
+	size_t align = kind == KVT_RANGE_DEVICE ? ALIGN : (size_t)sysconf(_SC_PAGESIZE);
 	void *mem;
 	int err;
 
 	if (!bytes)
-		return kvt_fail(-EINVAL, "0 bytes of %s asked for", kind_name[kind]);
-	if (kind == DEVICE && kvt_budget_charge(&c->memory, bytes))
+		return kvt_fail(-EINVAL, "0 bytes of %s asked for", kvt_range_name(kind));
+	if (kind == KVT_RANGE_DEVICE && kvt_budget_charge(&c->memory, bytes))
 		return kvt_fail(-ENOMEM, "%llu bytes of device memory asked for, %llu of %llu are taken",
 				(unsigned long long)bytes, (unsigned long long)c->memory.used,
 				(unsigned long long)c->memory.limit);
 	if (posix_memalign(&mem, align, bytes)) {
-		err = kvt_fail(-ENOMEM, "no %llu bytes for %s", (unsigned long long)bytes, kind_name[kind]);
+		err = kvt_fail(-ENOMEM, "no %llu bytes for %s", (unsigned long long)bytes, kvt_range_name(kind));
 		goto release_budget;
 	}
 	pthread_mutex_lock(&c->lock);
-	err = range_add(c, kind, mem, bytes);
+	err = kvt_ranges_add(&c->ranges, kind, (uintptr_t)mem, bytes);
 	pthread_mutex_unlock(&c->lock);
 	if (err)
 		goto free_memory;
@@ -140,7 +106,7 @@ static int take(struct cpu *c, enum kind kind, uint64_t bytes, void **p)
 free_memory:
 	free(mem);
 release_budget:
-	if (kind == DEVICE)
+	if (kind == KVT_RANGE_DEVICE)
 		kvt_budget_release(&c->memory, bytes);
 	return err;
 }
@@ -148,7 +114,7 @@ release_budget:
 static int cpu_alloc(struct kvt_gpu *gpu, uint64_t bytes, kvt_dptr *p)
 {
 	void *mem;
-	int err = take(cpu_of(gpu), DEVICE, bytes, &mem);
+	int err = take(cpu_of(gpu), KVT_RANGE_DEVICE, bytes, &mem);
 
 	if (!err)
 		*p = (uintptr_t)mem;
@@ -162,7 +128,7 @@ static void cpu_free(struct kvt_gpu *gpu, kvt_dptr p)
 
 	if (!p)
 		return;
-	bytes = range_remove(c, DEVICE, p, "free");
+	bytes = forget(c, KVT_RANGE_DEVICE, p, "free");
 	if (bytes) {
 		free((void *)(uintptr_t)p);
 		kvt_budget_release(&c->memory, bytes);
@@ -182,14 +148,14 @@ static int cpu_mem_info(struct kvt_gpu *gpu, uint64_t *free_bytes, uint64_t *tot
 
 static int cpu_host_alloc(struct kvt_gpu *gpu, uint64_t bytes, void **p)
 {
-	return take(cpu_of(gpu), HOST, bytes, p);
+	return take(cpu_of(gpu), KVT_RANGE_HOST, bytes, p);
 }
 
 static void cpu_host_free(struct kvt_gpu *gpu, void *p)
 {
 	if (!p)
 		return;
-	if (range_remove(cpu_of(gpu), HOST, (uintptr_t)p, "host_free"))
+	if (forget(cpu_of(gpu), KVT_RANGE_HOST, (uintptr_t)p, "host_free"))
 		free(p);
 	else
 		kvt_log(KVT_LOG_ERROR, "cpu backend: %s", kvt_last_error());
@@ -198,28 +164,17 @@ static void cpu_host_free(struct kvt_gpu *gpu, void *p)
 static int cpu_host_register(struct kvt_gpu *gpu, void *p, uint64_t bytes)
 {
 	struct cpu *c = cpu_of(gpu);
-	uintptr_t base = (uintptr_t)p;
-	int err = 0;
+	int err;
 
-	if (!p || !bytes)
-		return kvt_fail(-EINVAL, "host_register: %llu bytes at %p", (unsigned long long)bytes, p);
 	pthread_mutex_lock(&c->lock);
-	for (uint32_t i = 0; i < c->n_ranges && !err; i++) {
-		const struct range *r = &c->ranges[i];
-
-		if (r->kind != DEVICE && base < r->base + r->bytes && r->base < base + bytes)
-			err = kvt_fail(-EEXIST, "host_register: %llu bytes at %p overlap %s at %#lx",
-				       (unsigned long long)bytes, p, kind_name[r->kind], (unsigned long)r->base);
-	}
-	if (!err)
-		err = range_add(c, REGISTERED, p, bytes);
+	err = kvt_ranges_register(&c->ranges, p, bytes);
 	pthread_mutex_unlock(&c->lock);
 	return err;
 }
 
 static int cpu_host_unregister(struct kvt_gpu *gpu, void *p)
 {
-	return range_remove(cpu_of(gpu), REGISTERED, (uintptr_t)p, "host_unregister") ? 0 : -EINVAL;
+	return forget(cpu_of(gpu), KVT_RANGE_REGISTERED, (uintptr_t)p, "host_unregister") ? 0 : -EINVAL;
 }
 
 /* ---- streams ---- */
@@ -650,13 +605,13 @@ static void cpu_close(struct kvt_gpu *gpu)
 		cpu_stream_destroy(gpu, i);
 	for (i = 0; i < c->events.n; i++)
 		cpu_event_destroy(gpu, i);
-	for (i = 0; i < c->n_ranges; i++)
-		if (c->ranges[i].kind != REGISTERED)
-			free((void *)c->ranges[i].base);
+	for (i = 0; i < c->ranges.n; i++)
+		if (c->ranges.ranges[i].kind != KVT_RANGE_REGISTERED)
+			free((void *)c->ranges.ranges[i].base);
 	free(c->graphs.objects);
 	free(c->streams.objects);
 	free(c->events.objects);
-	free(c->ranges);
+	kvt_ranges_free(&c->ranges);
 	pthread_mutex_destroy(&c->lock);
 	free(c);
 }
