@@ -23,7 +23,7 @@ expect 'fail  some/test exit code 139*' 'kill -SEGV $$'
 expect 'fail  some/test stopped after 2 s*began*' 'echo began; sleep 30'
 # shellcheck disable=SC2016 # the test expands it
 expect 'fail  some/test left behind in TMPDIR: litter *' 'touch "$TMPDIR/litter"'
-expect 'pass  some/test 
+expect 'pass  some/test*
 skip  some/test: one case: no disk' 'echo "SKIP: one case: no disk"'
 rm -rf "${TMPDIR:?}/out"
 exit $failed
