@@ -114,7 +114,7 @@ static int trial(const struct kvt_file *file, uint32_t bytes)
 /* Decides between direct and buffered. An error only where not even buffered bytes can be kept. */
 static int probe(struct kvt_file *file, uint64_t frame_bytes)
 {
-	uint32_t magic = name_fs(file);
+	uint32_t magic = name_fs(file), piece;
 	int flags = fcntl(file->fd, F_GETFL);
 	int ret;
 
@@ -132,7 +132,8 @@ static int probe(struct kvt_file *file, uint64_t frame_bytes)
 	} else if (fcntl(file->fd, F_SETFL, flags | O_DIRECT) < 0) {
 		BUFFERED(file, "%s refuses O_DIRECT (%s)", file->fs, strerrorname_np(errno));
 	} else {
-		ret = trial(file, file->info.offset_align > PAGE ? file->info.offset_align : PAGE);
+		piece = file->info.offset_align > PAGE ? file->info.offset_align : PAGE;
+		ret = trial(file, piece);
 		if (ret == -ENOSPC || ret == -EDQUOT)
 			return ret;
 		if (!ret) {
@@ -140,8 +141,7 @@ static int probe(struct kvt_file *file, uint64_t frame_bytes)
 			file->drop_cache = false;
 			return 0;
 		}
-		BUFFERED(file, "%s refuses a direct transfer of %u bytes (%s)", file->fs, file->info.offset_align,
-			 strerrorname_np(-ret));
+		BUFFERED(file, "%s refuses a direct transfer of %u bytes (%s)", file->fs, piece, strerrorname_np(-ret));
 		if (fcntl(file->fd, F_SETFL, flags & ~O_DIRECT) < 0)
 			return -errno;
 	}

@@ -11,9 +11,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/err.h"
+#include "host/size.h"
 #include "host/user.h"
 
 #define BATCH 64u
@@ -297,9 +299,17 @@ static const struct kvt_io_ops uring_ops = {
 
 static int denied(int err)
 {
-	FILE *f;
+	struct rlimit limit = { .rlim_cur = RLIM_INFINITY };
 	int level = 0;
+	FILE *f;
 
+	if (err == -ENOMEM) {
+		/* Counted by user, not by process: rings since 6.13 and before 5.12, registered buffers always. */
+		getrlimit(RLIMIT_MEMLOCK, &limit);
+		return kvt_fail(err, "io_uring: %s for its rings; RLIMIT_MEMLOCK is %s for all of this user's: "
+				"ulimit -l, or LimitMEMLOCK=, or io=threads", strerror(ENOMEM),
+				limit.rlim_cur == RLIM_INFINITY ? "unlimited" : kvt_size_text(limit.rlim_cur).s);
+	}
 	if (err == -ENOSYS)
 		return kvt_fail(err, "io_uring: this kernel has none, or seccomp hides it: io=threads");
 	if (err != -EPERM && err != -EACCES)
