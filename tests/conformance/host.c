@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "host/host.h"
+#include "lib/host_rig.h"
 
 #define FRAME (64u << 10)
 #define DEPTH 32u
@@ -36,144 +36,32 @@ static const struct variant {
 
 #define N_VARIANTS ((int)(sizeof(variants) / sizeof(variants[0])))
 
-struct rig {
-	struct kvt_budget budget;
-	struct kvt_host *host;
-	struct kvt_pool *pool;
-	struct kvt_file *file;
-	uint64_t frame;
-};
-
-static const char *test_dir(void)
-{
-	const char *dir = getenv("KVT_TEST_DIR");
-
-	return dir ? dir : "/var/tmp";
-}
-
 static void skip(int v, const char *why)
 {
 	fprintf(stderr, "SKIP (%s): %s\n", variants[v].name, why);
 }
 
-static struct kvt_host_params params_of(int v, struct kvt_budget *budget, uint64_t frame, uint32_t depth)
-{
-	return (struct kvt_host_params){ .kind = variants[v].kind, .io = variants[v].io, .depth = depth,
-					 .frame_bytes = frame, .budget = budget };
-}
-
 /* False where this variant cannot be on this machine; then the reason has been told. */
 static bool open_host(struct rig *r, int v, uint64_t frame, uint32_t depth)
 {
-	struct kvt_host_params params = params_of(v, &r->budget, frame, depth);
-	int ret;
+	int ret = rig_host(r, variants[v].kind, variants[v].io, frame, depth);
 
-	r->budget.limit = UINT64_MAX;
-	r->frame = frame;
-	ret = kvt_host_open(&params, &r->host);
 	if (ret == -ENODEV || ret == -EPERM || ret == -ENOSYS) {
 		skip(v, kvt_last_error());
 		return false;
 	}
-	ck_assert_msg(ret == 0, "%s: %s", variants[v].name, kvt_last_error());
+	must(ret);
 	ck_assert_str_eq(kvt_host_name(r->host), variants[v].name);
 	ck_assert_str_eq(kvt_host_note(r->host), "");
 	return true;
 }
 
-static void must(int ret)
-{
-	ck_assert_msg(ret >= 0, "%d: %s", ret, kvt_last_error());
-}
-
 static bool open_rig(struct rig *r, int v, const char *dir, uint64_t frame, uint32_t frames, uint32_t slots)
 {
-	struct kvt_pool_params pool = { .n_frames = frames, .node = -1 };
-	struct kvt_file_params file = { .dir = dir, .n_slots = slots };
-
-	memset(r, 0, sizeof(*r));
 	if (!open_host(r, v, frame, DEPTH))
 		return false;
-	must(kvt_pool_create(r->host, &pool, &r->pool));
-	must(kvt_file_open(r->host, &file, &r->file));
+	rig_fill(r, dir, frames, slots);
 	return true;
-}
-
-static void close_rig(struct rig *r)
-{
-	kvt_host_drain(r->host);
-	kvt_file_close(r->host, r->file);
-	kvt_pool_destroy(r->host, r->pool);
-	kvt_host_close(r->host);
-	ck_assert_uint_eq(atomic_load(&r->budget.used), 0);
-}
-
-static uint8_t *frame_at(const struct rig *r, uint32_t i)
-{
-	return r->pool->base + i * r->frame;
-}
-
-static uint64_t pattern(uint64_t key, uint64_t i)
-{
-	uint64_t x = key * 0x9e3779b97f4a7c15u + i * 0xd1b54a32d192ed03u;
-
-	x ^= x >> 31;
-	return x * 0xbf58476d1ce4e5b9u;
-}
-
-static void fill(uint8_t *frame, uint64_t bytes, uint64_t key)
-{
-	uint64_t i, v;
-
-	for (i = 0; i < bytes / 8; i++) {
-		v = pattern(key, i);
-		memcpy(frame + 8 * i, &v, 8);
-	}
-}
-
-static bool holds(const uint8_t *frame, uint64_t bytes, uint64_t key)
-{
-	uint64_t i, v;
-
-	for (i = 0; i < bytes / 8; i++) {
-		v = pattern(key, i);
-		if (memcmp(frame + 8 * i, &v, 8))
-			return false;
-	}
-	return true;
-}
-
-static bool zeros(const uint8_t *p, uint64_t bytes)
-{
-	return !p[0] && !memcmp(p, p + 1, bytes - 1);
-}
-
-static struct kvt_xfer xfer(const struct rig *r, uint32_t op, uint32_t slot, uint32_t frame)
-{
-	return (struct kvt_xfer){ .op = op, .slot = slot, .file = r->file, .pool = r->pool, .frame = frame,
-				  .bytes = (uint32_t)r->frame, .user = slot };
-}
-
-/* Wait by the eventfd alone, as a caller would. */
-static struct kvt_done wait_one(struct kvt_host *host)
-{
-	struct pollfd p = { .fd = kvt_host_eventfd(host), .events = POLLIN };
-	struct kvt_done done;
-
-	while (kvt_host_reap(host, &done, 1) != 1)
-		ck_assert_msg(poll(&p, 1, 10000) == 1, "no completion in 10 s");
-	return done;
-}
-
-static int32_t transfer(const struct rig *r, struct kvt_xfer x)
-{
-	struct kvt_done done;
-
-	x.user = 0xabcdef0123456789u;
-	ck_assert_int_eq(kvt_host_submit(r->host, &x, 1), 1);
-	done = wait_one(r->host);
-	ck_assert_uint_eq(done.user, x.user);
-	return done.result;
 }
 
 START_TEST(pools_are_zeroed_aligned_and_private)
@@ -284,7 +172,7 @@ START_TEST(every_slot_comes_back)
 			}
 		}
 	}
-	close_rig(&r);
+	rig_close(&r);
 }
 END_TEST
 
@@ -309,7 +197,7 @@ START_TEST(a_batch_beyond_the_depth_is_cut)
 	ck_assert_int_eq(kvt_host_reap(r.host, done, 2 * DEPTH), DEPTH);
 	ck_assert_int_eq(kvt_host_reap(r.host, done, 2 * DEPTH), 0);
 	ck_assert_int_eq(kvt_host_submit(r.host, x, 0), 0);
-	close_rig(&r);
+	rig_close(&r);
 }
 END_TEST
 
@@ -338,7 +226,7 @@ START_TEST(bad_transfers_change_nothing)
 		kvt_host_drain(r.host);
 		ck_assert_int_eq(kvt_host_reap(r.host, &done, 1), 0);
 	}
-	close_rig(&r);
+	rig_close(&r);
 }
 END_TEST
 
@@ -373,7 +261,7 @@ START_TEST(odd_lengths)
 			ck_assert_msg(holds(frame_at(&r, 1), FRAME, 100 + s), "slot %u was touched", s);
 		}
 	}
-	close_rig(&r);
+	rig_close(&r);
 }
 END_TEST
 
@@ -416,7 +304,7 @@ START_TEST(the_file_is_as_large_as_told_and_nameless)
 	ck_assert_int_eq(fstat(kvt_file_fd(r.file), &st), 0);
 	ck_assert_int_eq(st.st_blocks, 0);
 	ck_assert_int_eq(st.st_size, 5 * FRAME);
-	close_rig(&r);
+	rig_close(&r);
 }
 END_TEST
 
@@ -449,7 +337,8 @@ END_TEST
 START_TEST(bad_parameters)
 {
 	struct kvt_budget budget = { .limit = UINT64_MAX };
-	struct kvt_host_params good = params_of(_i, &budget, FRAME, DEPTH), p;
+	struct kvt_host_params good = { .kind = variants[_i].kind, .io = variants[_i].io, .depth = DEPTH,
+					.frame_bytes = FRAME, .budget = &budget }, p;
 	struct kvt_host *host = NULL;
 	unsigned int i;
 
@@ -478,7 +367,8 @@ START_TEST(the_budget_is_asked_first)
 {
 	const uint32_t depths[] = { 1, 5, 32, 1024, 4096 };
 	struct kvt_budget budget;
-	struct kvt_host_params params = params_of(_i, &budget, FRAME, DEPTH);
+	struct kvt_host_params params = { .kind = variants[_i].kind, .io = variants[_i].io, .frame_bytes = FRAME,
+					  .budget = &budget };
 	struct kvt_host *host;
 	unsigned int i;
 	int ret;
@@ -531,7 +421,7 @@ START_TEST(the_eventfd_tells_of_every_completion)
 		ck_assert_int_eq(kvt_host_reap(r.host, done, 2), 0);
 		ck_assert_int_eq(poll(&p, 1, 0), 0);
 	}
-	close_rig(&r);
+	rig_close(&r);
 }
 END_TEST
 
@@ -571,7 +461,7 @@ START_TEST(cancel_ends_or_completes)
 		ck_assert_int_eq(transfer(&r, xfer(&r, KVT_XFER_READ, (uint32_t)done[i].user, 0)), 0);
 		ck_assert(holds(frame_at(&r, 0), FRAME, done[i].user));
 	}
-	close_rig(&r);
+	rig_close(&r);
 }
 END_TEST
 
@@ -586,7 +476,7 @@ START_TEST(close_with_transfers_in_flight)
 	for (i = 0; i < DEPTH; i++)
 		x[i] = xfer(&r, KVT_XFER_WRITE, i, i);
 	ck_assert_int_eq(kvt_host_submit(r.host, x, DEPTH), DEPTH);
-	close_rig(&r); /* drains; nothing is reaped */
+	rig_close(&r); /* drains; nothing is reaped */
 }
 END_TEST
 
@@ -627,7 +517,7 @@ START_TEST(the_submitting_thread_ends)
 		}
 		kvt_file_discard(r.file, round);
 	}
-	close_rig(&r);
+	rig_close(&r);
 }
 END_TEST
 
@@ -702,7 +592,7 @@ START_TEST(threads_submit_and_reap_together)
 	}
 	for (i = 0; i < CROWD; i++)
 		pthread_join(t[i], NULL);
-	close_rig(&r);
+	rig_close(&r);
 }
 END_TEST
 
@@ -725,8 +615,8 @@ START_TEST(two_hosts_at_once)
 		ck_assert(holds(frame_at(&a, 1), FRAME, i));
 		ck_assert(holds(frame_at(&b, 1), 4096, 100 + i));
 	}
-	close_rig(&a);
-	close_rig(&b);
+	rig_close(&a);
+	rig_close(&b);
 }
 END_TEST
 
@@ -788,7 +678,7 @@ static void works_in(int v, const char *dir, const char *fs)
 		ck_assert_int_eq(transfer(&r, xfer(&r, KVT_XFER_READ, i, 7 - i)), 0);
 		ck_assert(holds(frame_at(&r, 7 - i), FRAME, i));
 	}
-	close_rig(&r);
+	rig_close(&r);
 }
 
 /* tmpfs has accepted O_DIRECT since Linux 6.6 and copies all the same: buffered on every kernel. */
@@ -896,7 +786,7 @@ START_TEST(a_full_disk_is_told_for_each_write)
 			kvt_file_discard(r.file, i);
 		fill(frame_at(&r, 0), FRAME, 77);
 		ck_assert_int_eq(transfer(&r, xfer(&r, KVT_XFER_WRITE, 15, 0)), 0);
-		close_rig(&r);
+		rig_close(&r);
 	}
 	umount2(base, MNT_DETACH);
 	rmdir(base);
@@ -947,7 +837,7 @@ START_TEST(a_file_size_limit_does_not_kill)
 		ck_assert_int_eq(transfer(&r, xfer(&r, KVT_XFER_READ, i, 7)), 0);
 		ck_assert(holds(frame_at(&r, 7), FRAME, i));
 	}
-	close_rig(&r);
+	rig_close(&r);
 }
 END_TEST
 
@@ -1018,7 +908,7 @@ START_TEST(a_child_does_not_keep_the_space)
 		pause();
 		_exit(0);
 	}
-	close_rig(&r);
+	rig_close(&r);
 	ck_assert_int_eq(fstat(fd, &st), 0);
 	ck_assert_int_eq(st.st_blocks, 0);
 	kill(pid, SIGKILL);
