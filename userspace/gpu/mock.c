@@ -393,28 +393,32 @@ static bool op_uses(const struct kvt_op *op, uint64_t p, uint64_t bytes)
 	}
 }
 
-/* Memory is about to go: nothing that waits may use it. */
+/* Memory is about to go: nothing that waits may use it. What does is done first, so that the test can go on. */
 static void check_unused(struct mock *m, const char *what, uint64_t p, uint64_t bytes)
 {
 	for (uint32_t i = 0; i < m->streams.n; i++) {
-		const struct stream *s = m->streams.objects[i];
+		struct stream *s = m->streams.objects[i];
 
 		for (uint32_t k = s ? s->head : 0; s && k < s->n; k++)
-			if (op_uses(&s->queue[k].op, p, bytes))
+			if (op_uses(&s->queue[k].op, p, bytes)) {
 				fault(m, "%s of %#llx while work on it is pending on stream %u", what,
 				      (unsigned long long)p, i);
+				drain(m, s);
+				break;
+			}
 	}
 }
 
 static uint64_t forget(struct mock *m, enum kvt_range_kind kind, uint64_t p, const char *what)
 {
-	uint64_t bytes = kvt_ranges_remove(&m->ranges, kind, p);
+	const struct kvt_range *r = kvt_ranges_holding(&m->ranges, kind, p, 1);
 
-	if (bytes)
-		check_unused(m, what, p, bytes);
-	else
+	if (!r || r->base != p) {
 		fault(m, "%s of %#llx, which is not such an allocation", what, (unsigned long long)p);
-	return bytes;
+		return 0;
+	}
+	check_unused(m, what, p, r->bytes);
+	return kvt_ranges_remove(&m->ranges, kind, p);
 }
 
 static void mock_free(struct kvt_gpu *gpu, kvt_dptr p)
@@ -424,10 +428,12 @@ static void mock_free(struct kvt_gpu *gpu, kvt_dptr p)
 
 	NOTE(m, free, .dst = p);
 	bytes = p ? forget(m, KVT_RANGE_DEVICE, p, "free") : 0;
-	m->used -= bytes;
-	open_memory(m);
-	memset(ptr_of(p), GONE, bytes);
-	close_memory(m);
+	if (bytes) {
+		m->used -= bytes;
+		open_memory(m);
+		memset(ptr_of(p), GONE, bytes);
+		close_memory(m);
+	}
 	leave(m, 0);
 }
 
@@ -496,12 +502,12 @@ static int mock_host_unregister(struct kvt_gpu *gpu, void *p)
 {
 	struct mock *m = mock_of(gpu);
 	int err = ENTER(m, host_unregister, .dst = (uintptr_t)p);
-	uint64_t bytes;
+	const struct kvt_range *r;
 
 	if (!err) {
-		bytes = kvt_ranges_remove(&m->ranges, KVT_RANGE_REGISTERED, (uintptr_t)p);
-		if (bytes)
-			check_unused(m, "host_unregister", (uintptr_t)p, bytes);
+		r = kvt_ranges_holding(&m->ranges, KVT_RANGE_REGISTERED, (uintptr_t)p, 1);
+		if (r && r->base == (uintptr_t)p)
+			forget(m, KVT_RANGE_REGISTERED, (uintptr_t)p, "host_unregister");
 		else
 			err = kvt_fail(-EINVAL, "mock: host_unregister: %p is not registered", p);
 	}

@@ -16,12 +16,13 @@ int kvt_op_run(const struct kvt_op *op)
 	switch (op->kind) {
 	case KVT_OP_COPY:
 	case KVT_OP_COPY_2D:
-		for (uint64_t y = 0; y < op->copy.height; y++)
+		for (uint64_t y = 0; op->copy.width && y < op->copy.height; y++)
 			memmove((char *)op->copy.dst + y * op->copy.dst_pitch,
 				(const char *)op->copy.src + y * op->copy.src_pitch, op->copy.width);
 		return 0;
 	case KVT_OP_MEMSET:
-		memset(op->set.dst, op->set.value, op->set.bytes);
+		if (op->set.bytes)
+			memset(op->set.dst, op->set.value, op->set.bytes);
 		return 0;
 	case KVT_OP_LAUNCH:
 		for (uint32_t i = 0; i < op->launch.twin->n_args; i++) {

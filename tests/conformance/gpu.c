@@ -1,0 +1,975 @@
+// SPDX-License-Identifier: MIT
+/*
+ * What every GPU backend does, one behaviour a case. The mock runs twice: doing
+ * its work at the call, and as late and as disordered as a device may.
+ */
+#include <check.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "codec/codec.h"
+#include "gpu/gpu.h"
+#include "gpu/kernels.h"
+#include "gpu/mock.h"
+
+#define MEMORY (16ull << 20)
+
+static struct kvt_gpu *g;
+
+/* What the backend under test is: its name, and how a test opens it. */
+static int open_cpu(void)
+{
+	return kvt_gpu_cpu_open_limit(0, MEMORY, &g);
+}
+
+static int open_mock(void)
+{
+	return kvt_mock_open(MEMORY, &g);
+}
+
+static int open_late_mock(void)
+{
+	int err = kvt_mock_open(MEMORY, &g);
+
+	if (!err) {
+		kvt_mock_delay(g, UINT64_MAX);
+		kvt_mock_reorder(g, 0x853c49e6748fea9bull);
+	}
+	return err;
+}
+
+static int open_slow_mock(void)
+{
+	int err = kvt_mock_open(MEMORY, &g);
+
+	if (!err)
+		kvt_mock_delay(g, 3);
+	return err;
+}
+
+static const struct backend {
+	const char *name;
+	int (*open)(void);
+	bool mock;
+} backends[] = {
+	{ "cpu", open_cpu, false },
+	{ "mock", open_mock, true },
+	{ "mock, late and out of order", open_late_mock, true },
+	{ "mock, three calls late", open_slow_mock, true },
+};
+
+#define BACKENDS ((int)(sizeof(backends) / sizeof(backends[0])))
+
+/* Opens the backend of this loop; CASE_END closes it and sees that nothing was done wrong on the way. */
+#define CASE(name)                                                                                                     \
+	static void body_##name(void);                                                                                 \
+	START_TEST(name)                                                                                               \
+	{                                                                                                              \
+		ck_assert_int_eq(backends[_i].open(), 0);                                                              \
+		body_##name();                                                                                         \
+		if (backends[_i].mock)                                                                                 \
+			ck_assert_str_eq(kvt_mock_fault(g), "");                                                       \
+		g->ops->close(g);                                                                                      \
+	}                                                                                                              \
+	END_TEST                                                                                                       \
+	static void body_##name(void)
+
+#define OK(call) ck_assert_msg((call) == 0, "%s: %s", #call, kvt_last_error())
+#define FAILS(err, call)                                                                                               \
+	do {                                                                                                           \
+		int got_ = (call);                                                                                     \
+		ck_assert_msg(got_ == (err), "%s gave %d", #call, got_);                                               \
+		ck_assert_msg(*kvt_last_error(), "%s said nothing", #call);                                            \
+	} while (0)
+
+static uint64_t rng = 0x2545F4914F6CDD1Dull;
+
+static uint32_t rnd(void)
+{
+	rng ^= rng << 13;
+	rng ^= rng >> 7;
+	rng ^= rng << 17;
+	return rng >> 32;
+}
+
+static void randomise(void *p, size_t bytes)
+{
+	for (size_t i = 0; i < bytes; i++)
+		((uint8_t *)p)[i] = rnd();
+}
+
+static kvt_dptr device(uint64_t bytes)
+{
+	kvt_dptr p = 0;
+
+	OK(g->ops->alloc(g, bytes, &p));
+	return p;
+}
+
+/* Device memory holding @bytes of @src. */
+static kvt_dptr upload(const void *src, uint64_t bytes)
+{
+	kvt_dptr p = device(bytes);
+
+	OK(g->ops->copy_h2d(g, p, src, bytes));
+	return p;
+}
+
+/* ---- memory ---- */
+
+CASE(alloc_is_aligned_and_distinct)
+{
+	kvt_dptr p[32];
+
+	for (int i = 0; i < 32; i++) {
+		p[i] = device(i + 1);
+		ck_assert_uint_ne(p[i], 0);
+		ck_assert_uint_eq(p[i] % 256, 0);
+		for (int k = 0; k < i; k++)
+			ck_assert(p[i] != p[k]);
+	}
+	for (int i = 0; i < 32; i++)
+		g->ops->free(g, p[i]);
+	g->ops->free(g, 0);
+}
+
+CASE(alloc_keeps_within_memory)
+{
+	uint64_t free_bytes, total, before;
+	kvt_dptr p, q;
+
+	OK(g->ops->mem_info(g, &before, &total));
+	ck_assert_uint_ge(total, before);
+	p = device(1 << 20);
+	OK(g->ops->mem_info(g, &free_bytes, &total));
+	ck_assert_uint_le(free_bytes, before - (1 << 20));
+	FAILS(-ENOMEM, g->ops->alloc(g, total, &q));
+	FAILS(-ENOMEM, g->ops->alloc(g, UINT64_MAX - 255, &q));
+	FAILS(-EINVAL, g->ops->alloc(g, 0, &q));
+	g->ops->free(g, p);
+	OK(g->ops->mem_info(g, &free_bytes, &total));
+	ck_assert_uint_eq(free_bytes, before);
+}
+
+CASE(freed_memory_is_used_again)
+{
+	for (int i = 0; i < 100; i++) {
+		kvt_dptr p = device(MEMORY / 2), q = device(MEMORY / 4);
+
+		g->ops->free(g, p);
+		g->ops->free(g, q);
+	}
+}
+
+/* Host memory is pinned here or there: it can be written, and knows its own. */
+CASE(host_memory)
+{
+	void *p, *q;
+
+	OK(g->ops->host_alloc(g, 10000, &p));
+	memset(p, 1, 10000);
+	FAILS(-EINVAL, g->ops->host_alloc(g, 0, &q));
+	FAILS(-EEXIST, g->ops->host_register(g, (char *)p + 4096, 100));
+	g->ops->host_free(g, p);
+	g->ops->host_free(g, NULL);
+}
+
+CASE(host_register_keeps_books)
+{
+	char *p = aligned_alloc(4096, 4 * 4096);
+
+	FAILS(-EINVAL, g->ops->host_register(g, NULL, 4096));
+	FAILS(-EINVAL, g->ops->host_register(g, p, 0));
+	FAILS(-EINVAL, g->ops->host_unregister(g, p));
+	OK(g->ops->host_register(g, p + 4096, 2 * 4096));
+	FAILS(-EEXIST, g->ops->host_register(g, p, 4 * 4096));
+	FAILS(-EEXIST, g->ops->host_register(g, p + 2 * 4096, 2 * 4096));
+	OK(g->ops->host_register(g, p, 4096));
+	OK(g->ops->host_register(g, p + 3 * 4096, 4096));
+	FAILS(-EINVAL, g->ops->host_unregister(g, p + 2 * 4096));
+	OK(g->ops->host_unregister(g, p + 4096));
+	FAILS(-EINVAL, g->ops->host_unregister(g, p + 4096));
+	OK(g->ops->host_unregister(g, p));
+	OK(g->ops->host_unregister(g, p + 3 * 4096));
+	free(p);
+}
+
+/* ---- copies ---- */
+
+static const uint64_t sizes[] = { 0, 1, 3, 255, 4096, 65537 };
+#define MOST 65537
+
+/* Every size at an odd offset, through each of the three directions: those bytes, and none beside them. */
+CASE(sync_copies)
+{
+	static uint8_t in[MOST + 32], out[MOST + 32], poison[MOST + 32];
+	kvt_dptr a = device(sizeof(in)), b = device(sizeof(in));
+
+	memset(poison, 0xa5, sizeof(poison));
+	for (size_t k = 0; k < sizeof(sizes) / sizeof(sizes[0]); k++) {
+		uint64_t n = sizes[k];
+
+		randomise(in, sizeof(in));
+		memset(out, 0xa5, sizeof(out));
+		OK(g->ops->copy_h2d(g, a, poison, sizeof(poison)));
+		OK(g->ops->copy_h2d(g, b, poison, sizeof(poison)));
+		OK(g->ops->copy_h2d(g, a + 7, in, n));
+		OK(g->ops->copy_d2d(g, b + 9, a + 7, n));
+		OK(g->ops->copy_d2h(g, out, b, sizeof(out)));
+		ck_assert(!memcmp(out, poison, 9));
+		ck_assert(!memcmp(out + 9, in, n));
+		ck_assert(!memcmp(out + 9 + n, poison, sizeof(out) - 9 - n));
+		memset(out, 0xa5, sizeof(out));
+		OK(g->ops->copy_d2h(g, out + 5, a + 7, n));
+		ck_assert(!memcmp(out, poison, 5));
+		ck_assert(!memcmp(out + 5, in, n));
+		ck_assert(!memcmp(out + 5 + n, poison, sizeof(out) - 5 - n));
+	}
+}
+
+CASE(async_copies)
+{
+	static uint8_t in[MOST], out[MOST + 32], poison[MOST + 32];
+	kvt_dptr a = device(sizeof(out)), b = device(sizeof(out));
+	kvt_stream s;
+
+	OK(g->ops->stream_create(g, &s));
+	memset(poison, 0xa5, sizeof(poison));
+	for (size_t k = 0; k < sizeof(sizes) / sizeof(sizes[0]); k++) {
+		uint64_t n = sizes[k];
+
+		randomise(in, sizeof(in));
+		memset(out, 0, sizeof(out));
+		OK(g->ops->memset_async(g, b, 0xa5, sizeof(out), s));
+		OK(g->ops->copy_h2d_async(g, a + 7, in, n, s));
+		OK(g->ops->copy_d2d_async(g, b + 9, a + 7, n, s));
+		OK(g->ops->copy_d2h_async(g, out, b, sizeof(out), s));
+		OK(g->ops->stream_sync(g, s));
+		ck_assert(!memcmp(out, poison, 9));
+		ck_assert(!memcmp(out + 9, in, n));
+		ck_assert(!memcmp(out + 9 + n, poison, sizeof(out) - 9 - n));
+	}
+	g->ops->stream_destroy(g, s);
+}
+
+CASE(copies_outside_memory_are_refused)
+{
+	uint8_t host[512] = { 0 };
+	kvt_dptr a = device(256), b = device(256);
+
+	FAILS(-EINVAL, g->ops->copy_h2d(g, a, host, 257));
+	FAILS(-EINVAL, g->ops->copy_h2d(g, a + 1, host, 256));
+	FAILS(-EINVAL, g->ops->copy_h2d(g, a - 1, host, 2));
+	FAILS(-EINVAL, g->ops->copy_h2d(g, 0, host, 1));
+	FAILS(-EINVAL, g->ops->copy_d2h(g, host, a, 257));
+	FAILS(-EINVAL, g->ops->copy_d2h(g, host, a, UINT64_MAX));
+	FAILS(-EINVAL, g->ops->copy_d2d(g, a, b, 257));
+	FAILS(-EINVAL, g->ops->copy_d2d_async(g, a, b + 1, 256, 0));
+	FAILS(-EINVAL, g->ops->memset_async(g, a, 0, 257, 0));
+	FAILS(-EINVAL, g->ops->copy_2d_async(g, a, 64, b, 65, 64, 4, 0));
+	FAILS(-EINVAL, g->ops->copy_2d_async(g, a, 32, b, 64, 33, 2, 0));
+}
+
+/* Rows of one pitch to rows of another; what lies between rows stays. */
+CASE(copy_2d)
+{
+	static uint8_t in[40 * 100], out[50 * 100], want[50 * 100];
+	kvt_dptr a = device(sizeof(in)), b = device(sizeof(out));
+	static const struct {
+		uint64_t width, height;
+	} shapes[] = { { 1, 1 }, { 33, 17 }, { 40, 100 }, { 0, 5 }, { 5, 0 } };
+
+	for (size_t k = 0; k < sizeof(shapes) / sizeof(shapes[0]); k++) {
+		randomise(in, sizeof(in));
+		memset(want, 0xa5, sizeof(want));
+		for (uint64_t y = 0; y < shapes[k].height; y++)
+			memcpy(want + 50 * y, in + 40 * y, shapes[k].width);
+		OK(g->ops->copy_h2d(g, a, in, sizeof(in)));
+		OK(g->ops->memset_async(g, b, 0xa5, sizeof(out), 0));
+		OK(g->ops->copy_2d_async(g, b, 50, a, 40, shapes[k].width, shapes[k].height, 0));
+		OK(g->ops->copy_d2h(g, out, b, sizeof(out)));
+		ck_assert(!memcmp(out, want, sizeof(out)));
+	}
+}
+
+CASE(memset_sets_that_much)
+{
+	uint8_t out[300], want[300];
+	kvt_dptr a = device(300);
+
+	memset(want, 0x11, sizeof(want));
+	memset(want + 3, 0x7e, 251);
+	OK(g->ops->memset_async(g, a, 0x11, 300, 0));
+	OK(g->ops->memset_async(g, a + 3, 0x7e, 251, 0));
+	OK(g->ops->memset_async(g, a, 0xff, 0, 0));
+	OK(g->ops->copy_d2h(g, out, a, 300));
+	ck_assert(!memcmp(out, want, 300));
+}
+
+/* ---- streams ---- */
+
+/* What is put on a stream happens in order: the last of many writes is what stays. */
+CASE(a_stream_is_in_order)
+{
+	uint8_t out = 0;
+	kvt_dptr a = device(2);
+	kvt_stream s;
+
+	OK(g->ops->stream_create(g, &s));
+	for (int i = 0; i <= 200; i++) {
+		OK(g->ops->memset_async(g, a, i, 1, s));
+		OK(g->ops->copy_d2d_async(g, a + 1, a, 1, s));
+	}
+	OK(g->ops->copy_d2h_async(g, &out, a + 1, 1, s));
+	OK(g->ops->stream_sync(g, s));
+	ck_assert_uint_eq(out, 200);
+	g->ops->stream_destroy(g, s);
+}
+
+CASE(destroying_a_stream_keeps_its_work)
+{
+	uint8_t out = 0;
+	kvt_dptr a = device(1);
+	kvt_event e;
+	kvt_stream s;
+
+	OK(g->ops->event_create(g, &e));
+	OK(g->ops->stream_create(g, &s));
+	OK(g->ops->memset_async(g, a, 42, 1, s));
+	OK(g->ops->event_record(g, e, s));
+	g->ops->stream_destroy(g, s);
+	OK(g->ops->event_sync(g, e));
+	OK(g->ops->copy_d2h(g, &out, a, 1));
+	ck_assert_uint_eq(out, 42);
+	g->ops->event_destroy(g, e);
+}
+
+CASE(unknown_handles_are_refused)
+{
+	kvt_dptr a = device(16);
+	kvt_stream s;
+	kvt_event e;
+	kvt_graph graph;
+	float ms;
+
+	OK(g->ops->stream_create(g, &s));
+	g->ops->stream_destroy(g, s);
+	OK(g->ops->event_create(g, &e));
+	g->ops->event_destroy(g, e);
+	FAILS(-EINVAL, g->ops->stream_sync(g, s));
+	FAILS(-EINVAL, g->ops->memset_async(g, a, 0, 16, s));
+	FAILS(-EINVAL, g->ops->memset_async(g, a, 0, 16, 12345678));
+	FAILS(-EINVAL, g->ops->capture_begin(g, s));
+	FAILS(-EINVAL, g->ops->capture_end(g, s, &graph));
+	FAILS(-EINVAL, g->ops->graph_launch(g, 7, 0));
+	FAILS(-EINVAL, g->ops->event_record(g, e, 0));
+	FAILS(-EINVAL, g->ops->event_wait(g, 0, e));
+	FAILS(-EINVAL, g->ops->event_query(g, e));
+	FAILS(-EINVAL, g->ops->event_sync(g, e));
+	FAILS(-EINVAL, g->ops->event_elapsed(g, e, e, &ms));
+	FAILS(-EINVAL, g->ops->event_query(g, 0));
+}
+
+static void *use_from_a_thread(void *arg)
+{
+	uint8_t in[1000], out[1000] = { 0 };
+	kvt_stream s;
+	kvt_dptr a;
+	bool same = true;
+
+	memset(in, (int)(intptr_t)arg, sizeof(in));
+	if (g->ops->bind_thread(g) || g->ops->stream_create(g, &s))
+		return NULL;
+	for (int i = 0; i < 50 && same; i++) {
+		same = !g->ops->alloc(g, sizeof(in), &a) && !g->ops->copy_h2d_async(g, a, in, sizeof(in), s) &&
+		       !g->ops->copy_d2h_async(g, out, a, sizeof(in), s) && !g->ops->stream_sync(g, s) &&
+		       !memcmp(in, out, sizeof(in));
+		g->ops->free(g, a);
+	}
+	g->ops->stream_destroy(g, s);
+	return same ? arg : NULL;
+}
+
+CASE(any_thread_may_call)
+{
+	pthread_t t[4];
+	void *result;
+
+	for (intptr_t i = 0; i < 4; i++)
+		ck_assert_int_eq(pthread_create(&t[i], NULL, use_from_a_thread, (void *)(i + 1)), 0);
+	for (intptr_t i = 0; i < 4; i++) {
+		pthread_join(t[i], &result);
+		ck_assert_ptr_eq(result, (void *)(i + 1));
+	}
+}
+
+/* ---- events ---- */
+
+CASE(a_stream_waits_for_an_event)
+{
+	for (int i = 0; i < 50; i++) {
+		uint8_t out = 0;
+		kvt_dptr a = device(2);
+		kvt_stream s[2];
+		kvt_event e[2];
+
+		for (int k = 0; k < 2; k++) {
+			OK(g->ops->stream_create(g, &s[k]));
+			OK(g->ops->event_create(g, &e[k]));
+		}
+		/* there and back: s1 reads what s0 wrote, s0 then overwrites what s1 has read */
+		OK(g->ops->memset_async(g, a, 1, 1, s[0]));
+		OK(g->ops->event_record(g, e[0], s[0]));
+		OK(g->ops->event_wait(g, s[1], e[0]));
+		OK(g->ops->copy_d2d_async(g, a + 1, a, 1, s[1]));
+		OK(g->ops->event_record(g, e[1], s[1]));
+		OK(g->ops->event_wait(g, s[0], e[1]));
+		OK(g->ops->memset_async(g, a, 2, 1, s[0]));
+		OK(g->ops->stream_sync(g, s[0]));
+		OK(g->ops->copy_d2h(g, &out, a + 1, 1));
+		ck_assert_uint_eq(out, 1);
+		OK(g->ops->copy_d2h(g, &out, a, 1));
+		ck_assert_uint_eq(out, 2);
+		for (int k = 0; k < 2; k++) {
+			g->ops->stream_destroy(g, s[k]);
+			g->ops->event_destroy(g, e[k]);
+		}
+		g->ops->free(g, a);
+	}
+}
+
+/* A wait is for the recording before it, also when the event is recorded again. */
+CASE(an_event_can_be_recorded_again)
+{
+	uint8_t out[3];
+	kvt_dptr a = device(4);
+	kvt_stream s, t;
+	kvt_event e;
+
+	OK(g->ops->stream_create(g, &s));
+	OK(g->ops->stream_create(g, &t));
+	OK(g->ops->event_create(g, &e));
+	for (int i = 0; i < 3; i++) {
+		OK(g->ops->memset_async(g, a + i, 10 + i, 1, s));
+		OK(g->ops->event_record(g, e, s));
+		OK(g->ops->event_wait(g, t, e));
+		OK(g->ops->copy_d2h_async(g, &out[i], a + i, 1, t));
+	}
+	OK(g->ops->stream_sync(g, t));
+	for (int i = 0; i < 3; i++)
+		ck_assert_uint_eq(out[i], 10 + i);
+}
+
+CASE(query_and_sync)
+{
+	uint8_t out = 0;
+	kvt_dptr a = device(1);
+	kvt_event e;
+	int reached;
+
+	OK(g->ops->event_create(g, &e));
+	ck_assert_int_eq(g->ops->event_query(g, e), 1); /* never recorded */
+	OK(g->ops->event_sync(g, e));
+	OK(g->ops->event_wait(g, 0, e));
+	OK(g->ops->memset_async(g, a, 5, 1, 0));
+	OK(g->ops->copy_d2h_async(g, &out, a, 1, 0));
+	OK(g->ops->event_record(g, e, 0));
+	for (int i = 0; (reached = g->ops->event_query(g, e)) == 0; i++)
+		ck_assert_int_lt(i, 1000000);
+	ck_assert_int_eq(reached, 1);
+	ck_assert_uint_eq(out, 5);
+	OK(g->ops->event_record(g, e, 0));
+	OK(g->ops->event_sync(g, e));
+	ck_assert_int_eq(g->ops->event_query(g, e), 1);
+}
+
+CASE(elapsed_is_time)
+{
+	kvt_event a, b;
+	float ms = -1;
+
+	OK(g->ops->event_create(g, &a));
+	OK(g->ops->event_create(g, &b));
+	FAILS(-EAGAIN, g->ops->event_elapsed(g, a, b, &ms));
+	OK(g->ops->event_record(g, a, 0));
+	OK(g->ops->event_sync(g, a));
+	FAILS(-EAGAIN, g->ops->event_elapsed(g, a, b, &ms));
+	usleep(20000);
+	OK(g->ops->event_record(g, b, 0));
+	OK(g->ops->event_sync(g, b));
+	OK(g->ops->event_elapsed(g, a, b, &ms));
+	ck_assert(ms >= 19 && ms < 5000);
+}
+
+/* ---- graphs ---- */
+
+/* Recorded, not run; replayed on what memory then holds, as often as asked. */
+CASE(a_graph_replays_on_new_contents)
+{
+	static uint8_t in[500], out[500];
+	kvt_dptr a = device(500), b = device(500);
+	kvt_graph graph;
+	kvt_stream s;
+
+	OK(g->ops->stream_create(g, &s));
+	OK(g->ops->memset_async(g, b, 9, 500, s));
+	OK(g->ops->capture_begin(g, s));
+	OK(g->ops->copy_d2d_async(g, b, a, 500, s));
+	OK(g->ops->memset_async(g, b + 250, 0x33, 100, s));
+	OK(g->ops->capture_end(g, s, &graph));
+	OK(g->ops->stream_sync(g, s));
+	OK(g->ops->copy_d2h(g, out, b, 500));
+	for (int i = 0; i < 500; i++)
+		ck_assert_uint_eq(out[i], 9);
+	for (int k = 0; k < 3; k++) {
+		randomise(in, 500);
+		OK(g->ops->copy_h2d(g, a, in, 500));
+		OK(g->ops->graph_launch(g, graph, s));
+		OK(g->ops->stream_sync(g, s));
+		OK(g->ops->copy_d2h(g, out, b, 500));
+		memset(in + 250, 0x33, 100);
+		ck_assert(!memcmp(in, out, 500));
+	}
+	g->ops->graph_destroy(g, graph);
+	g->ops->stream_destroy(g, s);
+}
+
+CASE(a_capture_has_its_rules)
+{
+	kvt_graph graph;
+	kvt_stream s, other;
+	kvt_event e;
+
+	OK(g->ops->stream_create(g, &s));
+	OK(g->ops->stream_create(g, &other));
+	OK(g->ops->event_create(g, &e));
+	FAILS(-EINVAL, g->ops->capture_begin(g, 0));
+	FAILS(-EINVAL, g->ops->capture_end(g, s, &graph));
+	OK(g->ops->capture_begin(g, s));
+	FAILS(-EINVAL, g->ops->capture_begin(g, s));
+	FAILS(-EINVAL, g->ops->stream_sync(g, s));
+	OK(g->ops->event_record(g, e, s));
+	FAILS(-EINVAL, g->ops->event_wait(g, other, e));
+	FAILS(-EINVAL, g->ops->event_query(g, e));
+	OK(g->ops->event_wait(g, s, e));
+	OK(g->ops->stream_sync(g, other));
+	OK(g->ops->capture_end(g, s, &graph));
+	/* once it runs, the event is one like others */
+	OK(g->ops->graph_launch(g, graph, s));
+	OK(g->ops->event_wait(g, other, e));
+	OK(g->ops->stream_sync(g, other));
+	g->ops->graph_destroy(g, graph);
+}
+
+CASE(an_empty_graph_does_nothing)
+{
+	kvt_graph graph;
+	kvt_stream s;
+
+	OK(g->ops->stream_create(g, &s));
+	OK(g->ops->capture_begin(g, s));
+	OK(g->ops->capture_end(g, s, &graph));
+	OK(g->ops->graph_launch(g, graph, 0));
+	OK(g->ops->stream_sync(g, 0));
+	g->ops->graph_destroy(g, graph);
+}
+
+/* ---- kernels ---- */
+
+static const struct kvt_dim3 grid = { 4, 1, 1 }, block = { 128, 1, 1 };
+
+static kvt_kernel kernel(const char *function)
+{
+	kvt_kernel k = 0;
+
+	OK(g->ops->kernel(g, "block", function, &k));
+	return k;
+}
+
+CASE(unknown_kernels_and_wrong_launches)
+{
+	struct kvt_copy_args a = { 0 };
+	void *args[] = { &a, &a };
+	kvt_kernel k;
+
+	FAILS(-ENOENT, g->ops->kernel(g, "block", "nothing", &k));
+	FAILS(-ENOENT, g->ops->kernel(g, "nowhere", "copy", &k));
+	k = kernel("copy");
+	FAILS(-EINVAL, g->ops->launch(g, k, grid, block, 0, 0, args, 0));
+	FAILS(-EINVAL, g->ops->launch(g, k, grid, block, 0, 0, args, 2));
+	FAILS(-EINVAL, g->ops->launch(g, 123456, grid, block, 0, 0, args, 1));
+	FAILS(-EINVAL, g->ops->launch(g, k, (struct kvt_dim3){ 0, 1, 1 }, block, 0, 0, args, 1));
+	FAILS(-EINVAL, g->ops->launch(g, k, grid, (struct kvt_dim3){ 1, 0, 1 }, 0, 0, args, 1));
+	FAILS(-EINVAL, g->ops->launch(g, k, grid, (struct kvt_dim3){ 1025, 1, 1 }, 0, 0, args, 1));
+	FAILS(-EINVAL, g->ops->launch(g, k, grid, block, 0, 999, args, 1));
+	OK(g->ops->launch(g, k, grid, block, 0, 0, args, 1)); /* n = 0 */
+	OK(g->ops->stream_sync(g, 0));
+}
+
+/* Blocks of random rows, whole and partly filled, from any first row; outputs poisoned. */
+CASE(digest_equals_the_cpus)
+{
+	static const uint32_t row_bytes[] = { 8, 16, 64, 136, 200, 256, 520, 1024, 2048 };
+	static uint8_t rows[20 * 2048];
+	enum { N = 9 };
+	uint64_t at[N], out[N], *poison = out;
+	uint32_t count[N], first[N];
+	kvt_dptr data = device(sizeof(rows)), d_at, d_count, d_first, d_out = device(sizeof(out));
+
+	for (size_t k = 0; k < sizeof(row_bytes) / sizeof(row_bytes[0]); k++) {
+		struct kvt_digest_args a = { .n = N, .row_bytes = row_bytes[k] };
+		void *args[] = { &a };
+
+		randomise(rows, sizeof(rows));
+		OK(g->ops->copy_h2d(g, data, rows, sizeof(rows)));
+		for (uint32_t i = 0; i < N; i++) {
+			at[i] = data + i * row_bytes[k];
+			count[i] = i * 5 % 11;
+			first[i] = rnd() % 1000;
+		}
+		d_at = upload(at, sizeof(at));
+		d_count = upload(count, sizeof(count));
+		d_first = upload(first, sizeof(first));
+		for (int with_first = 0; with_first < 2; with_first++) {
+			memset(poison, 0xa5, sizeof(out));
+			OK(g->ops->copy_h2d(g, d_out, poison, sizeof(out)));
+			a.blocks = d_at;
+			a.rows = d_count;
+			a.first = with_first ? d_first : 0;
+			a.out = d_out;
+			OK(g->ops->launch(g, kernel("digest"), grid, block, 0, 0, args, 1));
+			memset(&a, 0, sizeof(a)); /* the launch has taken its copy */
+			a.n = N;
+			a.row_bytes = row_bytes[k];
+			OK(g->ops->copy_d2h(g, out, d_out, sizeof(out)));
+			for (uint32_t i = 0; i < N; i++) {
+				uint64_t want = 0;
+
+				for (uint32_t r = 0; r < count[i]; r++)
+					want += kvt_row_digest((with_first ? first[i] : 0) + r,
+							       rows + (i + r) * row_bytes[k], row_bytes[k]);
+				ck_assert_uint_eq(out[i], want);
+			}
+		}
+		g->ops->free(g, d_at);
+		g->ops->free(g, d_count);
+		g->ops->free(g, d_first);
+	}
+}
+
+/* Gather from pinned host memory and scatter back, of equal and of different sizes; nothing beside them changes. */
+CASE(copy_gathers_and_scatters)
+{
+	enum { N = 13, STRIDE = 5000 };
+	static uint8_t want[N * STRIDE], out[N * STRIDE];
+	uint64_t dst[N], src[N];
+	uint32_t bytes[N];
+	kvt_dptr mem = device(sizeof(want)), d_dst, d_src, d_bytes;
+	uint8_t *host;
+	void *p;
+
+	OK(g->ops->host_alloc(g, sizeof(want), &p));
+	host = p;
+	for (int with_sizes = 0; with_sizes < 2; with_sizes++) {
+		struct kvt_copy_args a = { .n = N, .bytes = 4096 };
+		void *args[] = { &a };
+
+		randomise(host, sizeof(want));
+		memset(want, 0xa5, sizeof(want));
+		OK(g->ops->copy_h2d(g, mem, want, sizeof(want)));
+		for (uint32_t i = 0; i < N; i++) {
+			src[i] = (uintptr_t)host + i * STRIDE + (with_sizes ? i : 0);
+			dst[i] = mem + (N - 1 - i) * STRIDE + (with_sizes ? 2 * i : 0);
+			bytes[i] = with_sizes ? rnd() % 4900 : 4096;
+			memcpy(want + (dst[i] - mem), (void *)(uintptr_t)src[i], bytes[i]);
+		}
+		a.dst = d_dst = upload(dst, sizeof(dst));
+		a.src = d_src = upload(src, sizeof(src));
+		d_bytes = upload(bytes, sizeof(bytes));
+		a.sizes = with_sizes ? d_bytes : 0;
+		OK(g->ops->launch(g, kernel("copy"), grid, block, 0, 0, args, 1));
+		OK(g->ops->copy_d2h(g, out, mem, sizeof(out)));
+		ck_assert(!memcmp(out, want, sizeof(out)));
+
+		/* and back: what is beside them on the host stays too */
+		memset(host, 0x5a, sizeof(want));
+		a.dst = d_src;
+		a.src = d_dst;
+		OK(g->ops->launch(g, kernel("copy"), grid, block, 0, 0, args, 1));
+		OK(g->ops->stream_sync(g, 0));
+		for (uint32_t i = 0; i < N; i++) {
+			const uint8_t *from = (void *)(uintptr_t)src[i], *end = i + 1 < N ? (void *)(uintptr_t)src[i + 1] :
+											    host + sizeof(want);
+
+			ck_assert(!memcmp(from, want + (dst[i] - mem), bytes[i]));
+			for (from += bytes[i]; from < end; from++)
+				if (*from != 0x5a)
+					ck_abort_msg("a byte beside item %u", i);
+		}
+		g->ops->free(g, d_dst);
+		g->ops->free(g, d_src);
+		g->ops->free(g, d_bytes);
+	}
+	g->ops->host_free(g, p);
+}
+
+/* Rows of every type to rows of every type, from the device and from the host, into scattered places. */
+CASE(append_encodes_as_the_cpu_does)
+{
+	enum { N = 11, ELEMENTS = 37, BLOCK_ROWS = 6, BLOCKS = 3 };
+	static uint8_t in[N * (ELEMENTS * 4 + 12)], want[BLOCKS * BLOCK_ROWS * ELEMENTS * 4], out[sizeof(want)];
+	uint64_t blocks[N];
+	uint32_t rows[N];
+	kvt_dptr mem = device(sizeof(want)), dev_in = device(sizeof(in)), d_blocks, d_rows;
+	void *host_in;
+
+	OK(g->ops->host_alloc(g, sizeof(in), &host_in));
+	for (uint32_t st = 0; st < KVT_CODECS; st++)
+		for (uint32_t dt = 0; dt < KVT_CODECS; dt++)
+			for (int on_host = 0; on_host < 2; on_host++) {
+				uint64_t row = kvt_codec_bytes(dt, ELEMENTS);
+				struct kvt_append_args a = {
+					.src = on_host ? (uintptr_t)host_in : dev_in,
+					.src_stride = kvt_codec_bytes(st, ELEMENTS) + 12,
+					.n = N, .elements = ELEMENTS, .src_type = st, .dst_type = dt,
+				};
+				void *args[] = { &a };
+
+				randomise(in, sizeof(in));
+				OK(g->ops->copy_h2d(g, dev_in, in, sizeof(in)));
+				memcpy(host_in, in, sizeof(in));
+				memset(want, 0xa5, sizeof(want));
+				OK(g->ops->copy_h2d(g, mem, want, sizeof(want)));
+				for (uint32_t i = 0; i < N; i++) {
+					uint32_t place = (i * 7 + 3) % (BLOCKS * BLOCK_ROWS);
+
+					rows[i] = place % BLOCK_ROWS;
+					blocks[i] = mem + place / BLOCK_ROWS * BLOCK_ROWS * row;
+					kvt_codec_convert(want + place * row, dt, in + i * a.src_stride, st, ELEMENTS);
+				}
+				a.blocks = d_blocks = upload(blocks, sizeof(blocks));
+				a.rows = d_rows = upload(rows, sizeof(rows));
+				OK(g->ops->launch(g, kernel("append"), grid, block, 0, 0, args, 1));
+				OK(g->ops->copy_d2h(g, out, mem, sizeof(out)));
+				ck_assert(!memcmp(out, want, sizeof(out)));
+				g->ops->free(g, d_blocks);
+				g->ops->free(g, d_rows);
+			}
+	g->ops->host_free(g, host_in);
+}
+
+/* A captured launch keeps the arguments it was given and reads memory when it runs. */
+CASE(a_graph_replays_a_launch)
+{
+	uint64_t at, out = 0;
+	uint32_t count = 4;
+	static uint8_t rows[4 * 64];
+	kvt_dptr data = device(sizeof(rows)), d_at, d_count = upload(&count, 4), d_out = device(8);
+	struct kvt_digest_args a = { .rows = d_count, .out = d_out, .n = 1, .row_bytes = 64 };
+	void *args[] = { &a };
+	kvt_graph graph;
+	kvt_stream s;
+
+	at = data;
+	a.blocks = d_at = upload(&at, 8);
+	OK(g->ops->stream_create(g, &s));
+	OK(g->ops->capture_begin(g, s));
+	OK(g->ops->launch(g, kernel("digest"), grid, block, 0, s, args, 1));
+	OK(g->ops->capture_end(g, s, &graph));
+	memset(&a, 0xff, sizeof(a));
+	for (int k = 0; k < 3; k++) {
+		randomise(rows, sizeof(rows));
+		OK(g->ops->copy_h2d(g, data, rows, sizeof(rows)));
+		OK(g->ops->graph_launch(g, graph, s));
+		OK(g->ops->copy_d2h_async(g, &out, d_out, 8, s));
+		OK(g->ops->stream_sync(g, s));
+		ck_assert_uint_eq(out, kvt_rows_digest(0, 4, rows, 64));
+	}
+	g->ops->graph_destroy(g, graph);
+	g->ops->free(g, d_at);
+}
+
+/* ---- tables ---- */
+
+#define ENTRIES(ops) ((void *const *)&(ops)->close)
+#define N_ENTRIES ((sizeof(struct kvt_gpu_ops) - offsetof(struct kvt_gpu_ops, close)) / sizeof(void *))
+
+CASE(no_entry_is_null)
+{
+	ck_assert_ptr_nonnull(g->ops->name);
+	ck_assert_ptr_nonnull(memchr(g->description, 0, sizeof(g->description)));
+	ck_assert_int_ne(g->description[0], 0);
+	for (size_t i = 0; i < N_ENTRIES; i++)
+		ck_assert_msg(ENTRIES(g->ops)[i], "entry %zu", i);
+}
+
+START_TEST(nosys_refuses_everything)
+{
+	struct kvt_gpu gpu = { .ops = &kvt_gpu_nosys };
+	const struct kvt_gpu_ops *o = gpu.ops;
+	struct kvt_dim3 one = { 1, 1, 1 };
+	uint64_t n, m;
+	void *p;
+	uint32_t h;
+	float ms;
+
+	for (size_t i = 0; i < N_ENTRIES; i++)
+		ck_assert_msg(ENTRIES(o)[i], "entry %zu", i);
+	FAILS(-ENOSYS, o->alloc(&gpu, 1, &n));
+	FAILS(-ENOSYS, o->mem_info(&gpu, &n, &m));
+	FAILS(-ENOSYS, o->host_alloc(&gpu, 1, &p));
+	FAILS(-ENOSYS, o->host_register(&gpu, &n, 1));
+	FAILS(-ENOSYS, o->host_unregister(&gpu, &n));
+	FAILS(-ENOSYS, o->copy_h2d(&gpu, 1, &n, 0));
+	FAILS(-ENOSYS, o->copy_d2h(&gpu, &n, 1, 0));
+	FAILS(-ENOSYS, o->copy_d2d(&gpu, 1, 2, 0));
+	FAILS(-ENOSYS, o->copy_h2d_async(&gpu, 1, &n, 0, 0));
+	FAILS(-ENOSYS, o->copy_d2h_async(&gpu, &n, 1, 0, 0));
+	FAILS(-ENOSYS, o->copy_d2d_async(&gpu, 1, 2, 0, 0));
+	FAILS(-ENOSYS, o->copy_2d_async(&gpu, 1, 1, 2, 1, 0, 0, 0));
+	FAILS(-ENOSYS, o->memset_async(&gpu, 1, 0, 0, 0));
+	FAILS(-ENOSYS, o->kernel(&gpu, "block", "copy", &h));
+	FAILS(-ENOSYS, o->launch(&gpu, 0, one, one, 0, 0, NULL, 0));
+	FAILS(-ENOSYS, o->stream_create(&gpu, &h));
+	FAILS(-ENOSYS, o->stream_sync(&gpu, 0));
+	FAILS(-ENOSYS, o->bind_thread(&gpu));
+	FAILS(-ENOSYS, o->capture_begin(&gpu, 1));
+	FAILS(-ENOSYS, o->capture_end(&gpu, 1, &h));
+	FAILS(-ENOSYS, o->graph_launch(&gpu, 1, 0));
+	FAILS(-ENOSYS, o->event_create(&gpu, &h));
+	FAILS(-ENOSYS, o->event_record(&gpu, 1, 0));
+	FAILS(-ENOSYS, o->event_wait(&gpu, 0, 1));
+	FAILS(-ENOSYS, o->event_query(&gpu, 1));
+	FAILS(-ENOSYS, o->event_sync(&gpu, 1));
+	FAILS(-ENOSYS, o->event_elapsed(&gpu, 1, 2, &ms));
+	o->free(&gpu, 1);
+	o->host_free(&gpu, NULL);
+	o->stream_destroy(&gpu, 1);
+	o->graph_destroy(&gpu, 1);
+	o->event_destroy(&gpu, 1);
+	o->close(&gpu);
+}
+END_TEST
+
+START_TEST(twins_fit_a_launch)
+{
+	for (const struct kvt_twin_entry *t = kvt_twins; t->module; t++) {
+		uint32_t bytes = 0;
+
+		ck_assert_uint_le(t->n_args, KVT_KERNEL_MAX_ARGS);
+		for (uint32_t i = 0; i < t->n_args; i++) {
+			ck_assert_uint_gt(t->arg_bytes[i], 0);
+			bytes += (t->arg_bytes[i] + 7) / 8 * 8;
+		}
+		ck_assert_uint_le(bytes, KVT_KERNEL_ARG_BYTES);
+		for (const struct kvt_twin_entry *u = kvt_twins; u < t; u++)
+			ck_assert(strcmp(t->module, u->module) || strcmp(t->function, u->function));
+	}
+}
+END_TEST
+
+START_TEST(cpu_has_one_device)
+{
+	struct kvt_gpu *gpu;
+	uint64_t free_bytes, total;
+
+	FAILS(-ENODEV, kvt_gpu_cpu_open(1, &gpu));
+	ck_assert_int_eq(kvt_gpu_cpu_open(0, &gpu), 0);
+	ck_assert(gpu->host_readable);
+	ck_assert_int_eq(gpu->ops->mem_info(gpu, &free_bytes, &total), 0);
+	ck_assert_uint_eq(total, (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE));
+	gpu->ops->close(gpu);
+}
+END_TEST
+
+static char logged[512];
+
+static void on_log(void *user, enum kvt_log_level level, const char *line)
+{
+	(void)user;
+	if (level == KVT_LOG_ERROR)
+		snprintf(logged, sizeof(logged), "%s", line);
+}
+
+/* A free that is wrong cannot fail; it changes nothing and says so. */
+START_TEST(cpu_tells_of_a_wrong_free)
+{
+	uint64_t before, after, total;
+	kvt_dptr p;
+	void *host;
+
+	ck_assert_int_eq(open_cpu(), 0);
+	kvt_set_log(on_log, NULL);
+	p = device(1000);
+	OK(g->ops->host_alloc(g, 1000, &host));
+	OK(g->ops->mem_info(g, &before, &total));
+	g->ops->free(g, p + 256);
+	ck_assert_ptr_nonnull(strstr(logged, "free"));
+	logged[0] = 0;
+	g->ops->free(g, (uintptr_t)host);
+	ck_assert_ptr_nonnull(strstr(logged, "free"));
+	logged[0] = 0;
+	g->ops->host_free(g, (void *)(uintptr_t)p);
+	ck_assert_ptr_nonnull(strstr(logged, "host_free"));
+	OK(g->ops->mem_info(g, &after, &total));
+	ck_assert_uint_eq(before, after);
+	g->ops->free(g, p);
+	g->ops->host_free(g, host);
+	logged[0] = 0;
+	g->ops->free(g, p);
+	ck_assert_ptr_nonnull(strstr(logged, "free"));
+	kvt_set_log(NULL, NULL);
+	g->ops->close(g);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("gpu");
+	TCase *t = tcase_create("gpu");
+	SRunner *r = srunner_create(s);
+	int failed;
+
+#define ADD(name) tcase_add_loop_test(t, name, 0, BACKENDS)
+	tcase_set_timeout(t, 60);
+	ADD(alloc_is_aligned_and_distinct);
+	ADD(alloc_keeps_within_memory);
+	ADD(freed_memory_is_used_again);
+	ADD(host_memory);
+	ADD(host_register_keeps_books);
+	ADD(sync_copies);
+	ADD(async_copies);
+	ADD(copies_outside_memory_are_refused);
+	ADD(copy_2d);
+	ADD(memset_sets_that_much);
+	ADD(a_stream_is_in_order);
+	ADD(destroying_a_stream_keeps_its_work);
+	ADD(unknown_handles_are_refused);
+	ADD(any_thread_may_call);
+	ADD(a_stream_waits_for_an_event);
+	ADD(an_event_can_be_recorded_again);
+	ADD(query_and_sync);
+	ADD(elapsed_is_time);
+	ADD(a_graph_replays_on_new_contents);
+	ADD(a_capture_has_its_rules);
+	ADD(an_empty_graph_does_nothing);
+	ADD(unknown_kernels_and_wrong_launches);
+	ADD(digest_equals_the_cpus);
+	ADD(copy_gathers_and_scatters);
+	ADD(append_encodes_as_the_cpu_does);
+	ADD(a_graph_replays_a_launch);
+	ADD(no_entry_is_null);
+	tcase_add_test(t, nosys_refuses_everything);
+	tcase_add_test(t, twins_fit_a_launch);
+	tcase_add_test(t, cpu_has_one_device);
+	tcase_add_test(t, cpu_tells_of_a_wrong_free);
+	suite_add_tcase(s, t);
+	srunner_run_all(r, CK_NORMAL);
+	failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed != 0;
+}
