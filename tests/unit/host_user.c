@@ -626,6 +626,19 @@ START_TEST(huge_pages_or_not)
 }
 END_TEST
 
+START_TEST(more_frames_than_the_machine_has)
+{
+	struct kvt_pool_params params = { .n_frames = UINT32_MAX, .pinned = true, .node = -1 };
+	struct kvt_pool *pool;
+	struct rig r;
+
+	must(rig_host(&r, KVT_HOST_USER, KVT_IO_AUTO, 2 << 20, DEPTH));
+	ck_assert_int_eq(kvt_pool_create(r.host, &params, &pool), -ENOMEM);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "the machine has "));
+	kvt_host_close(r.host);
+}
+END_TEST
+
 static void drop_ipc_lock(void)
 {
 	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
@@ -813,6 +826,7 @@ int main(void)
 	tcase_add_test(tc, a_pool_of_several_registered_buffers);
 	tcase_add_test(tc, mbind_is_refused);
 	tcase_add_test(tc, huge_pages_or_not);
+	tcase_add_test(tc, more_frames_than_the_machine_has);
 	tcase_add_loop_test(tc, locked_memory_is_limited, KVT_IO_AUTO, KVT_IO_THREADS + 1);
 	tcase_add_loop_test(tc, io_uring_is_denied, 0, 3);
 	tcase_add_test(tc, io_uring_is_denied_later);

@@ -52,15 +52,15 @@ struct kvt_pool {
 	uint32_t n_frames;
 	bool pinned;	 /* really locked */
 	bool hugepages;	 /* really huge */
-	int32_t node;	 /* really bound node, or -1 */
+	int32_t node;	 /* node the kernel was given, or -1 */
 };
 
 struct kvt_pool_params {
 	uint32_t n_frames;
 	bool pinned;	  /* lock; -ENOMEM with the memlock message if that is refused */
-	bool hugepages;	  /* try MAP_HUGETLB, then madvise */
-	bool numa_strict;
-	int32_t node; /* or -1 */
+	bool hugepages;	  /* MAP_HUGETLB for a multiple of 2 MiB where there are enough, else madvise */
+	bool numa_strict; /* bound to @node, an error if that is refused; else @node is preferred */
+	int32_t node;	  /* or -1 */
 };
 
 /*
@@ -90,7 +90,8 @@ struct kvt_file_info {
 
 /*
  * Creates an unlinked file of up to n_slots * frame_bytes; space is taken as
- * slots are written. Errors say which: -ENOENT, -ENOTDIR, -EACCES, -EROFS, -ENOSPC.
+ * slots are written. Errors say which: -ENOENT, -ENOTDIR, -EACCES, -EROFS, -ENOSPC,
+ * -EFBIG (RLIMIT_FSIZE; also a write's result where the limit is lowered later).
  */
 int kvt_file_open(struct kvt_host *host, const struct kvt_file_params *params, struct kvt_file **file);
 void kvt_file_close(struct kvt_host *host, struct kvt_file *file); /* nothing in flight on it */
@@ -134,7 +135,10 @@ int kvt_host_submit(struct kvt_host *host, const struct kvt_xfer *xfers, uint32_
 /* Take up to @n completions without waiting. */
 int kvt_host_reap(struct kvt_host *host, struct kvt_done *done, uint32_t n);
 
-/* Readable when completions may be waiting to be reaped; never closed by the caller. */
+/*
+ * Readable when completions may be waiting to be reaped. To be polled only: reaping
+ * clears it, and the caller neither reads nor closes it.
+ */
 int kvt_host_eventfd(struct kvt_host *host);
 
 /*
