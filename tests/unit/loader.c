@@ -28,7 +28,7 @@
 #define REDZONE 64
 
 /* sizes round the block, the gap and the piece; 0 is a tensor without bytes */
-static const uint32_t sizes[] = { 1, 4095, 4096, 4097, 0, 3, 300001, 7, 1 << 20, 262144 + 5, 131072, 2, 5000000, 13, 8192 };
+static const uint32_t sizes[] = { 1, 4095, 4096, 4097, 0, 3, 300001, 7, 1 << 20, 262144 + 5, 131072, 2, 1500000, 13, 8192 };
 #define N_TENSORS ((int)(sizeof(sizes) / sizeof(*sizes)))
 
 static const char *write_model(const char *name, const char *prefix, uint32_t seed)
@@ -131,7 +131,7 @@ START_TEST(every_way)
 
 	for (uint32_t mode = 0; mode < KVT_LOAD_MODES; mode++)
 		for (uint32_t io = KVT_IO_URING; io <= KVT_IO_THREADS; io++)
-			for (uint32_t depth = 1; depth <= 9; depth += 4)
+			for (uint32_t depth = 1; depth <= 5; depth += 4)
 				for (uint64_t piece = 4096; piece <= 4 << 20; piece *= 32)
 					for (size_t k = 0; k < sizeof(picks) / sizeof(*picks); k++) {
 						struct kvt_load_params p = { .mode = mode, .io = io, .depth = depth,
@@ -460,12 +460,12 @@ START_TEST(progress_and_cancel)
 	load_and_compare(w, all, &p, &r);
 	ck_assert_uint_eq(seen[0], w->bytes);
 	seen[0] = 0;
-	seen[1] = 1000000;
+	seen[1] = 500000;
 	item.host = malloc(item.tensor->bytes);
 	for (p.mode = 0; p.mode < KVT_LOAD_MODES; p.mode++) {
 		seen[0] = 0;
 		ck_assert_int_eq(kvt_load(w, &item, 1, &p, NULL), -ECANCELED);
-		ck_assert_uint_lt(seen[0], 2000000);
+		ck_assert_uint_lt(seen[0], 1000000);
 	}
 	free(item.host);
 	kvt_weights_close(w);

@@ -323,7 +323,7 @@ static int check_ranges(struct cursor *c)
 	uint64_t dim = 0, room = s->bytes > s->data ? s->bytes - s->data : 0, end = 0;
 
 	for (uint32_t i = 0; i < w->n_tensors; i++) {
-		w->tensors[i].shape = s->dims + dim;
+		w->tensors[i].shape = s->dims ? s->dims + dim : NULL; /* scalars alone */
 		dim += w->tensors[i].rank;
 	}
 	kvt_build_sort(w, 0);

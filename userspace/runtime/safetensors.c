@@ -170,7 +170,7 @@ static int check_ranges(struct header *h, uint32_t first)
 	uint64_t data_bytes = s->bytes - s->data, at = 0, size, dim = 0;
 
 	for (uint32_t i = first; i < w->n_tensors; i++) {
-		w->tensors[i].shape = s->dims + dim;
+		w->tensors[i].shape = s->dims ? s->dims + dim : NULL; /* scalars alone */
 		dim += w->tensors[i].rank;
 	}
 	kvt_build_sort(w, first);

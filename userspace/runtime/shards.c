@@ -239,7 +239,7 @@ int kvt_safetensors_open_index(struct kvt_weights *w, const char *path)
 	int dir_len = slash ? (int)(slash - path) + 1 : 0;
 	struct kvt_build b = { .w = w };
 	struct kvt_shard_index x = { 0 };
-	size_t bytes;
+	size_t bytes = 0;
 	char *text;
 	int err;
 
