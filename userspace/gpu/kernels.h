@@ -8,9 +8,11 @@
  *	ops->launch(gpu, kernel, grid, block, 0, stream, args, 1);
  *
  * Addresses are a device's or a pinned host's; [n] u64 is an array of n there.
- * Any grid of thread blocks of 32 to 1024 threads (a multiple of 32) does the
- * whole work. Outputs are written, never read. Aligned to 16 bytes is fast;
- * less is right and slower.
+ * Any one-dimensional grid of blocks of 32 to 1024 threads (a multiple of 32)
+ * does the whole work. Outputs are written, never read. Aligned to 16 bytes is
+ * fast; less is right and slower, down to one byte, or an element for append.
+ *
+ * The function in the fatbin is <module>_<function>.
  */
 #ifndef KVT_GPU_KERNELS_H
 #define KVT_GPU_KERNELS_H
@@ -31,7 +33,7 @@ struct kvt_digest_args {
 struct kvt_copy_args {
 	uint64_t dst;	/* [n] u64 */
 	uint64_t src;	/* [n] u64 */
-	uint64_t sizes; /* [n] u32: bytes of each; 0: all are @bytes */
+	uint64_t sizes; /* [n] u32: bytes of each, at most @bytes; 0: all are @bytes */
 	uint32_t n;
 	uint32_t bytes;
 };

@@ -30,8 +30,12 @@ static int block_copy(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *
 	const uint32_t *sizes = AT(a->sizes);
 
 	(void)grid, (void)block;
-	for (uint32_t i = 0; i < a->n; i++)
+	for (uint32_t i = 0; i < a->n; i++) {
+		if (sizes && sizes[i] > a->bytes)
+			return kvt_fail(-EINVAL, "copy: item %u has %u bytes, at most %u were said", i, sizes[i],
+					a->bytes);
 		memcpy(AT(dst[i]), AT(src[i]), sizes ? sizes[i] : a->bytes);
+	}
 	return 0;
 }
 

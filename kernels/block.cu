@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: MIT
+/*
+ * What happens to blocks as bytes: their digest, their copies, rows appended to
+ * them. Arguments and twins: userspace/gpu/kernels.h, twins.c; the same bits.
+ */
+#include "gpu/kernels.h"
+#include "half.cuh"
+#include "xxh3.cuh"
+
+template <typename T> static __device__ __forceinline__ T *at(uint64_t address)
+{
+	return reinterpret_cast<T *>(address);
+}
+
+/* ---- digest: a thread block takes a block at a time; four threads a long row, one a short row ---- */
+
+static __device__ uint64_t rows_digest(const uint8_t *rows, uint32_t n, uint64_t first, uint32_t row_bytes,
+				       const uint64_t *secret)
+{
+	const uint32_t j = threadIdx.x % 4, group = 0xfu << (threadIdx.x % 32 / 4 * 4);
+	uint64_t sum = 0, h;
+
+	if (row_bytes <= XXH3_LONG) {
+		for (uint32_t r = threadIdx.x; r < n; r += blockDim.x)
+			sum += xxh3_row_digest(xxh3_short(rows + (uint64_t)r * row_bytes, row_bytes, secret), first + r);
+		return sum;
+	}
+	for (uint32_t r = threadIdx.x / 4; r < n; r += blockDim.x / 4) {
+		h = xxh3_long_part(rows + (uint64_t)r * row_bytes, row_bytes, j, secret);
+		h += __shfl_xor_sync(group, h, 1);
+		h += __shfl_xor_sync(group, h, 2);
+		if (j == 0)
+			sum += xxh3_row_digest(xxh3_avalanche(row_bytes * XXH3_P64_1 + h), first + r);
+	}
+	return sum;
+}
+
+extern "C" __global__ void __launch_bounds__(1024) block_digest(const struct kvt_digest_args a)
+{
+	__shared__ uint64_t secret[XXH3_SECRET_WORDS], sums[32];
+	const uint64_t *blocks = at<const uint64_t>(a.blocks);
+	const uint32_t *rows = at<const uint32_t>(a.rows), *first = at<const uint32_t>(a.first);
+	uint64_t *out = at<uint64_t>(a.out);
+
+	if (threadIdx.x < XXH3_SECRET_WORDS)
+		secret[threadIdx.x] = xxh3_secret[threadIdx.x];
+	__syncthreads();
+
+	for (uint32_t i = blockIdx.x; i < a.n; i += gridDim.x) {
+		uint64_t sum = rows_digest(at<const uint8_t>(blocks[i]), rows[i], first ? first[i] : 0, a.row_bytes,
+					   secret);
+
+		for (int d = 16; d; d /= 2)
+			sum += __shfl_xor_sync(0xffffffffu, sum, d);
+		if (threadIdx.x % 32 == 0)
+			sums[threadIdx.x / 32] = sum;
+		__syncthreads();
+		if (threadIdx.x == 0) {
+			for (uint32_t w = 1; w < blockDim.x / 32; w++)
+				sum += sums[w];
+			out[i] = sum;
+		}
+		__syncthreads();
+	}
+}
+
+/* ---- copy: a warp takes 4 KiB of an item at a time, eight loads of 16 bytes in flight in each thread ---- */
+
+#define PIECE 4096
+#define IN_FLIGHT 8
+
+template <typename T> static __device__ __forceinline__ void copy_as(uint8_t *dst, const uint8_t *src, uint32_t bytes)
+{
+	const T *s = reinterpret_cast<const T *>(src);
+	T *d = reinterpret_cast<T *>(dst);
+	const uint32_t lane = threadIdx.x % 32, n = bytes / sizeof(T), whole = n / (32 * IN_FLIGHT) * (32 * IN_FLIGHT);
+
+	for (uint32_t i = lane; i < whole; i += 32 * IN_FLIGHT) {
+		T v[IN_FLIGHT];
+
+#pragma unroll
+		for (int k = 0; k < IN_FLIGHT; k++)
+			v[k] = __ldcs(s + i + 32 * k);
+#pragma unroll
+		for (int k = 0; k < IN_FLIGHT; k++)
+			__stcs(d + i + 32 * k, v[k]);
+	}
+	for (uint32_t i = whole + lane; i < n; i += 32)
+		__stcs(d + i, __ldcs(s + i));
+	for (uint32_t i = n * sizeof(T) + lane; i < bytes; i += 32)
+		dst[i] = src[i];
+}
+
+static __device__ __forceinline__ void copy_piece(uint8_t *dst, const uint8_t *src, uint32_t bytes)
+{
+	const uint64_t low = reinterpret_cast<uint64_t>(dst) | reinterpret_cast<uint64_t>(src);
+
+	if (low % 16 == 0)
+		copy_as<uint4>(dst, src, bytes);
+	else if (low % 4 == 0)
+		copy_as<uint32_t>(dst, src, bytes);
+	else
+		copy_as<uint8_t>(dst, src, bytes);
+}
+
+extern "C" __global__ void __launch_bounds__(1024) block_copy(const struct kvt_copy_args a)
+{
+	const uint64_t *dst = at<const uint64_t>(a.dst), *src = at<const uint64_t>(a.src);
+	const uint32_t *sizes = at<const uint32_t>(a.sizes);
+	const uint64_t pieces = (a.bytes + PIECE - 1ull) / PIECE, warps = (uint64_t)gridDim.x * (blockDim.x / 32);
+
+	for (uint64_t w = (uint64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; w < a.n * pieces; w += warps) {
+		const uint32_t i = w / pieces, bytes = sizes ? sizes[i] : a.bytes;
+		const uint64_t from = w % pieces * PIECE;
+
+		if (from < bytes)
+			copy_piece(at<uint8_t>(dst[i]) + from, at<const uint8_t>(src[i]) + from,
+				   bytes - from < PIECE ? bytes - from : PIECE);
+	}
+}
+
+/* ---- append: a warp takes a row; eight elements a thread where both sides are aligned, else one ---- */
+
+template <int TYPE> struct element;
+
+template <> struct element<ROW_F32> {
+	typedef uint32_t type;
+	static __device__ __forceinline__ uint32_t widen(uint32_t v) { return v; }
+	static __device__ __forceinline__ uint32_t narrow(uint32_t f) { return f; }
+};
+
+template <> struct element<ROW_F16> {
+	typedef uint16_t type;
+	static __device__ __forceinline__ uint32_t widen(uint16_t v) { return f16_widen(v); }
+	static __device__ __forceinline__ uint16_t narrow(uint32_t f) { return f16_narrow(f); }
+};
+
+template <> struct element<ROW_BF16> {
+	typedef uint16_t type;
+	static __device__ __forceinline__ uint32_t widen(uint16_t v) { return bf16_widen(v); }
+	static __device__ __forceinline__ uint16_t narrow(uint32_t f) { return bf16_narrow(f); }
+};
+
+template <typename T, int N> struct alignas(16) several {
+	T v[N];
+};
+
+template <int SRC, int DST> static __device__ __forceinline__ typename element<DST>::type
+convert(typename element<SRC>::type v)
+{
+	if constexpr (SRC == DST)
+		return v; /* also a signalling NaN */
+	else
+		return element<DST>::narrow(element<SRC>::widen(v));
+}
+
+template <int SRC, int DST> static __device__ void append_rows(const struct kvt_append_args &a)
+{
+	typedef typename element<SRC>::type src_t;
+	typedef typename element<DST>::type dst_t;
+	typedef several<src_t, 8> src8;
+	typedef several<dst_t, 8> dst8;
+	const uint64_t *blocks = at<const uint64_t>(a.blocks);
+	const uint32_t *rows = at<const uint32_t>(a.rows);
+	const uint32_t lane = threadIdx.x % 32, per_block = blockDim.x / 32;
+
+	for (uint64_t i = (uint64_t)blockIdx.x * per_block + threadIdx.x / 32; i < a.n;
+	     i += (uint64_t)gridDim.x * per_block) {
+		const uint64_t s = a.src + i * a.src_stride;
+		const uint64_t d = blocks[i] + (uint64_t)rows[i] * a.elements * sizeof(dst_t);
+		uint32_t done = 0;
+
+		if ((s | d) % 16 == 0) {
+			done = a.elements / 8 * 8;
+			for (uint32_t e = lane; e < done / 8; e += 32) {
+				const src8 in = at<const src8>(s)[e];
+				dst8 out;
+
+#pragma unroll
+				for (int k = 0; k < 8; k++)
+					out.v[k] = convert<SRC, DST>(in.v[k]);
+				at<dst8>(d)[e] = out;
+			}
+		}
+		for (uint32_t e = done + lane; e < a.elements; e += 32)
+			at<dst_t>(d)[e] = convert<SRC, DST>(at<const src_t>(s)[e]);
+	}
+}
+
+/* Elements lie at multiples of their size, in rows and in blocks. */
+extern "C" __global__ void __launch_bounds__(1024) block_append(const struct kvt_append_args a)
+{
+	switch (a.src_type * 3 + a.dst_type) {
+	case ROW_F32 * 3 + ROW_F32: return append_rows<ROW_F32, ROW_F32>(a);
+	case ROW_F32 * 3 + ROW_F16: return append_rows<ROW_F32, ROW_F16>(a);
+	case ROW_F32 * 3 + ROW_BF16: return append_rows<ROW_F32, ROW_BF16>(a);
+	case ROW_F16 * 3 + ROW_F32: return append_rows<ROW_F16, ROW_F32>(a);
+	case ROW_F16 * 3 + ROW_F16: return append_rows<ROW_F16, ROW_F16>(a);
+	case ROW_F16 * 3 + ROW_BF16: return append_rows<ROW_F16, ROW_BF16>(a);
+	case ROW_BF16 * 3 + ROW_F32: return append_rows<ROW_BF16, ROW_F32>(a);
+	case ROW_BF16 * 3 + ROW_F16: return append_rows<ROW_BF16, ROW_F16>(a);
+	case ROW_BF16 * 3 + ROW_BF16: return append_rows<ROW_BF16, ROW_BF16>(a);
+	}
+}

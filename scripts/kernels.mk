@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: MIT
+# CUDA kernels: one fatbin of all kernels/*.cu, with machine code for each GPU family and PTX for later ones.
+
+NVCC       ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+NVCC_FLAGS ?= -O3 -std=c++17
+KERNEL_SM  ?= 80 86 89 90a 100 120
+KERNELS    := $(wildcard kernels/*.cu)
+FATBIN     := $(BUILD)/kernels/kvtier.fatbin
+
+# What this nvcc knows (80 to 90 since CUDA 11.8, 100 and 120 since 12.8).
+kernel_sm   = $(foreach s,$(KERNEL_SM),$(if $(filter sm_$(s:a=),$(shell $(NVCC) --list-gpu-code)),$(s)))
+kernel_code = $(foreach s,$(kernel_sm),-gencode arch=compute_$(s),code=sm_$(s)) -gencode arch=compute_80,code=compute_80
+
+.PHONY: kernels
+ifneq ($(NVCC),)
+kernels: $(FATBIN) $(BUILD)/kernels/gpu_check ## compile the CUDA kernels (needs nvcc), and the program that checks them
+else
+kernels:
+	@echo "kernels: nvcc is not installed, so no CUDA kernels are built. Everything else works: the gpu tier then"
+	@echo "lives on the cpu backend. To build them: CUDA 11.8 or later (12.8 for sm_100, sm_120), or NVCC=/path/to/nvcc."
+endif
+
+# One translation unit: a fatbin is made of one.
+$(BUILD)/kernels/kvtier.cu: $(KERNELS)
+	@mkdir -p $(@D)
+	$(Q)for k in $(KERNELS); do echo "#include \"$$k\""; done > $@
+
+$(FATBIN): $(BUILD)/kernels/kvtier.cu $(wildcard kernels/*.cuh) userspace/gpu/kernels.h
+	$(call say,NVCC)
+	$(Q)$(NVCC) $(NVCC_FLAGS) -I. -Ikernels -Iuserspace $(kernel_code) -fatbin -o $@ $<
+
+# The check as a program that needs nothing but the C library and the driver, to carry to a machine with a GPU.
+$(BUILD)/kernels/gpu_check: $(BUILD)/obj/tests/gpu/gpu_check.o $(BUILD)/libkvtier.a
+	@mkdir -p $(@D)
+	$(call say,LD)
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ -Wl,--as-needed $(LIBS) -ldl
