@@ -300,7 +300,7 @@ START_TEST(the_file_is_as_large_as_told_and_nameless)
 	ck_assert_int_eq(fstat(kvt_file_fd(r.file), &st), 0);
 	ck_assert_int_ge(st.st_blocks, FRAME / 512);
 	kvt_file_discard(r.file, 4);
-	kvt_file_discard(r.file, 5); /* outside: nothing */
+	kvt_file_discard(r.file, 5); /* outside: nothing grows */
 	ck_assert_int_eq(fstat(kvt_file_fd(r.file), &st), 0);
 	ck_assert_int_eq(st.st_blocks, 0);
 	ck_assert_int_eq(st.st_size, 5 * FRAME);

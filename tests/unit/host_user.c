@@ -25,7 +25,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "lib/host_rig.h"
@@ -35,13 +34,13 @@
 
 /* ---- the bent functions ---- */
 
-enum { WHOLE, SHORT, NOTHING, INTERRUPTED, BROKEN, GATED };
+enum { WHOLE, SHORT, TRICKLE, NOTHING, INTERRUPTED, BROKEN, GATED };
 
 static struct {
 	int setfl, tmpfile, mbind, buffers; /* errno, or 0 */
 	int direct_write, any_write;	    /* errno of a pwrite(): to a direct file, to any */
 	int statx;			    /* 0: as it is; 1: knows no DIOALIGN; 2: says the next two */
-	uint32_t mem_align, offset_align;
+	uint32_t mem_align, offset_align;   /* the latter is also demanded of short transfers */
 	_Atomic int transfer; /* of a read or write: one of the above */
 	_Atomic int bent;     /* how often @transfer did something */
 	_Atomic int gate;     /* opens GATED */
@@ -111,15 +110,22 @@ int mlock(const void *addr, size_t len)
 }
 
 /* What is left of a transfer of @n bytes, or -1 with errno. */
-static ssize_t bent_bytes(size_t n)
+static ssize_t bent_bytes(size_t n, uint64_t at)
 {
 	switch (atomic_load(&bend.transfer)) {
-	case SHORT:
-		if (n > 512) {
+	case SHORT: /* by half, and to where a direct transfer cannot go on */
+		if (bend.offset_align && at % bend.offset_align) {
+			errno = EINVAL;
+			return -1;
+		}
+		if (n > 8192) {
 			atomic_fetch_add(&bend.bent, 1);
-			return (ssize_t)(n / 2 + 511) / 512 * 512;
+			return (ssize_t)n / 2 + 512;
 		}
 		break;
+	case TRICKLE:
+		atomic_fetch_add(&bend.bent, 1);
+		return n < 512 ? (ssize_t)n : 512;
 	case NOTHING:
 		return 0;
 	case INTERRUPTED:
@@ -141,14 +147,14 @@ static ssize_t bent_bytes(size_t n)
 
 ssize_t pread(int fd, void *buf, size_t n, off_t at)
 {
-	ssize_t bytes = bent_bytes(n);
+	ssize_t bytes = bent_bytes(n, (uint64_t)at);
 
 	return bytes <= 0 ? bytes : (ssize_t)syscall(SYS_pread64, fd, buf, bytes, at);
 }
 
 ssize_t pwrite(int fd, const void *buf, size_t n, off_t at)
 {
-	ssize_t bytes = bent_bytes(n);
+	ssize_t bytes = bent_bytes(n, (uint64_t)at);
 
 	if (bend.any_write || (bend.direct_write && (syscall(SYS_fcntl, fd, F_GETFL) & O_DIRECT))) {
 		errno = bend.any_write ? bend.any_write : bend.direct_write;
@@ -162,11 +168,17 @@ static void cut_entries(struct io_uring_sq *sq)
 {
 	struct io_uring_sqe *sqe;
 	unsigned int i;
+	ssize_t bytes;
 
 	for (i = sq->sqe_head; i != sq->sqe_tail; i++) {
 		sqe = &sq->sqes[i & sq->ring_mask];
-		if (sqe->opcode != IORING_OP_FADVISE)
-			sqe->len = (uint32_t)bent_bytes(sqe->len);
+		if (sqe->opcode == IORING_OP_FADVISE)
+			continue;
+		bytes = bent_bytes(sqe->len, sqe->off);
+		if (bytes < 0)
+			sqe->fd = -1; /* fails by itself */
+		else
+			sqe->len = (uint32_t)bytes;
 	}
 }
 
@@ -178,7 +190,7 @@ int io_uring_submit(struct io_uring *ring)
 		atomic_fetch_sub(&bend.submits, 1);
 		return -atomic_load(&bend.submit);
 	}
-	if (atomic_load(&bend.transfer) == SHORT)
+	if (atomic_load(&bend.transfer) == SHORT || atomic_load(&bend.transfer) == TRICKLE)
 		cut_entries(&ring->sq);
 	return real(ring);
 }
@@ -340,10 +352,10 @@ END_TEST
 /* What passed through the page cache does not stay there. */
 START_TEST(buffered_slots_leave_the_page_cache)
 {
-	char byte;
-	struct iovec iov = { .iov_base = &byte, .iov_len = 1 };
+	unsigned char cached[4 * FRAME / 4096];
 	struct rig r;
 	uint32_t i;
+	void *map;
 
 	if (!disk_is_direct())
 		return;
@@ -354,11 +366,15 @@ START_TEST(buffered_slots_leave_the_page_cache)
 	ck_assert_int_eq(fsync(kvt_file_fd(r.file)), 0); /* dirty pages cannot be dropped yet */
 	for (i = 0; i < 4; i++)
 		ck_assert_int_eq(transfer(&r, xfer(&r, KVT_XFER_READ, i, i)), 0);
-	for (i = 0; i < 4; i++) {
+	/* Looked at without reading, which would fetch them. */
+	map = mmap(NULL, 4 * FRAME, PROT_READ, MAP_SHARED, kvt_file_fd(r.file), 0);
+	ck_assert(map != MAP_FAILED);
+	ck_assert_int_eq(mincore(map, 4 * FRAME, cached), 0);
+	for (i = 0; i < sizeof(cached); i++)
+		ck_assert_msg(!(cached[i] & 1), "page %u is in the cache", i);
+	for (i = 0; i < 4; i++)
 		ck_assert(holds(frame_at(&r, i), FRAME, 1 + i));
-		ck_assert_int_eq(preadv2(kvt_file_fd(r.file), &iov, 1, i * FRAME, RWF_NOWAIT), -1);
-		ck_assert_int_eq(errno, EAGAIN);
-	}
+	munmap(map, 4 * FRAME);
 	rig_close(&r);
 }
 END_TEST
@@ -405,12 +421,31 @@ START_TEST(short_transfers_go_on)
 {
 	struct rig r;
 
+	if (!disk_is_direct())
+		return;
+	bend.statx = 2;
+	bend.mem_align = bend.offset_align = 4096;
 	if (!open_rig(&r, (uint32_t)_i, test_dir(), 4))
 		return;
 	atomic_store(&bend.transfer, SHORT);
 	write_and_read(&r, 4, 7);
-	/* Halves of 64 KiB down to the alignment, twice for each slot. */
-	ck_assert_int_ge(atomic_load(&bend.bent), 4 * 2 * 4);
+	/* 64, 32 and 16 KiB, twice for each slot. */
+	ck_assert_int_eq(atomic_load(&bend.bent), 4 * 2 * 3);
+	atomic_store(&bend.transfer, WHOLE);
+	rig_close(&r);
+}
+END_TEST
+
+/* However small the pieces: what gets on is not given up. */
+START_TEST(trickling_transfers_arrive)
+{
+	struct rig r;
+
+	if (!open_rig(&r, (uint32_t)_i, "/dev/shm", 2))
+		return;
+	atomic_store(&bend.transfer, TRICKLE);
+	write_and_read(&r, 2, 7);
+	ck_assert_int_eq(atomic_load(&bend.bent), 2 * 2 * FRAME / 512);
 	atomic_store(&bend.transfer, WHOLE);
 	rig_close(&r);
 }
@@ -818,6 +853,7 @@ int main(void)
 	tcase_add_loop_test(tc, no_nameless_files, KVT_IO_URING, KVT_IO_THREADS + 1);
 	tcase_add_test(tc, the_first_write_finds_no_space);
 	tcase_add_loop_test(tc, short_transfers_go_on, KVT_IO_URING, KVT_IO_THREADS + 1);
+	tcase_add_loop_test(tc, trickling_transfers_arrive, KVT_IO_URING, KVT_IO_THREADS + 1);
 	tcase_add_test(tc, transfers_that_do_not_get_on);
 	tcase_add_test(tc, cancelled_before_their_start);
 	tcase_add_test(tc, io_uring_is_busy_for_a_while);

@@ -147,6 +147,8 @@ static int probe(struct kvt_file *file, uint64_t frame_bytes)
 	}
 	file->info.mem_align = PAGE;
 	file->info.offset_align = PAGE;
+	/* Slots are read whole and in any order: what lies behind one is not wanted. */
+	posix_fadvise(file->fd, 0, 0, POSIX_FADV_RANDOM);
 	return trial(file, PAGE);
 }
 
@@ -243,8 +245,8 @@ int kvt_file_fd(const struct kvt_file *file)
 
 void kvt_file_discard(struct kvt_file *file, uint32_t slot)
 {
-	if (slot < file->n_slots && fallocate(file->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-					      (off_t)(slot * file->frame_bytes), (off_t)file->frame_bytes) < 0)
+	if (fallocate(file->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(slot * file->frame_bytes),
+		      (off_t)file->frame_bytes) < 0)
 		kvt_log(KVT_LOG_DEBUG, "slot file: %s cannot punch holes: %s", file->fs, strerror(errno));
 }
 
