@@ -486,8 +486,8 @@ int kvt_weights_text(const struct kvt_weights *w, const char *key, uint64_t inde
 	return 0;
 }
 
-/* Item @index as a single value: arrays hold packed little-endian numbers. */
-static struct kvt_meta item(const struct kvt_meta *m, uint64_t index)
+/* Arrays hold packed little-endian numbers. */
+struct kvt_meta kvt_meta_item(const struct kvt_meta *m, uint64_t index)
 {
 	struct kvt_meta one = { .type = m->item_type };
 	const uint8_t *p;
@@ -523,7 +523,7 @@ int kvt_weights_uint(const struct kvt_weights *w, const char *key, uint64_t inde
 
 	if (err)
 		return err;
-	one = item(m, index);
+	one = kvt_meta_item(m, index);
 	if (one.type == KVT_META_UINT || one.type == KVT_META_BOOL || (one.type == KVT_META_INT && one.i >= 0)) {
 		*value = one.u;
 		return 0;
@@ -545,7 +545,7 @@ int kvt_weights_number(const struct kvt_weights *w, const char *key, uint64_t in
 
 	if (err)
 		return err;
-	one = item(m, index);
+	one = kvt_meta_item(m, index);
 	switch (one.type) {
 	case KVT_META_UINT:
 	case KVT_META_BOOL:

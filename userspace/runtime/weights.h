@@ -125,6 +125,9 @@ int kvt_weights_text(const struct kvt_weights *w, const char *key, uint64_t inde
 int kvt_weights_uint(const struct kvt_weights *w, const char *key, uint64_t index, uint64_t *value);
 int kvt_weights_number(const struct kvt_weights *w, const char *key, uint64_t index, double *value);
 
+/* Item @index (below count) of an array as a single value, or the single value itself. */
+struct kvt_meta kvt_meta_item(const struct kvt_meta *m, uint64_t index);
+
 /* Items of the array @key, or -ENOENT, -EINVAL (not an array). */
 int64_t kvt_weights_count(const struct kvt_weights *w, const char *key);
 
