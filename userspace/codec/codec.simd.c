@@ -4,25 +4,11 @@
 #include "codec/codec.h"
 #include "codec/internal.h"
 
-/* Rows of any alignment come in here; vf_load() wants a float's. */
-VF_INLINE vf vf_load_f32_part(const void *p, unsigned int n)
-{
-	float f[KVT_VW] = { 0 };
-
-	memcpy(f, p, n * sizeof(*f));
-	return vf_load(f);
-}
-
-VF_INLINE void vf_store_f32_part(void *p, vf v, unsigned int n)
-{
-	float f[KVT_VW];
-
-	vf_store(f, v);
-	memcpy(p, f, n * sizeof(*f));
-}
-
-VF_INLINE vf vf_load_f32(const void *p) { return vf_load_f32_part(p, KVT_VW); }
-VF_INLINE void vf_store_f32(void *p, vf v) { vf_store_f32_part(p, v, KVT_VW); }
+/* As the halves' are named. */
+VF_INLINE vf vf_load_f32(const void *p) { return vf_load(p); }
+VF_INLINE void vf_store_f32(void *p, vf v) { vf_store(p, v); }
+VF_INLINE vf vf_load_f32_part(const void *p, unsigned int n) { return vf_load_part(p, n); }
+VF_INLINE void vf_store_f32_part(void *p, vf v, unsigned int n) { vf_store_part(p, v, n); }
 
 #define CONVERT(from, from_bytes, to, to_bytes)                                                                        \
 	static void from##_to_##to(uint8_t *dst, const uint8_t *src, uint64_t n)                                       \
