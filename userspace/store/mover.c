@@ -171,6 +171,12 @@ static void store_failed(struct kvt_store *s, struct io *io, int result)
 		s->st.digest_errors++;
 	else
 		s->st.io_errors++;
+	if (full && !io->tries++) { /* another's file may have gone meanwhile */
+		io->kind = IO_STORE;
+		io_queue(s, io);
+		pthread_mutex_unlock(&s->lock);
+		return;
+	}
 	if (source_bad) {
 		kvt_log(KVT_LOG_ERROR, "memory does not hold what was written to it: a block of plane %u is lost", b->plane);
 		kvt_store_lose(s, io->block);
