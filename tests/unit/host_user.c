@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -44,6 +45,7 @@ static struct {
 	_Atomic int transfer; /* of a read or write: one of the above */
 	_Atomic int bent;     /* how often @transfer did something */
 	_Atomic int gate;     /* opens GATED */
+	_Atomic int slow;     /* microseconds before the eventfd is cleared */
 	_Atomic int submit;   /* errno of io_uring_submit(), so often: */
 	_Atomic int submits;
 } bend;
@@ -101,6 +103,12 @@ long mbind(void *addr, unsigned long len, int mode, const unsigned long *mask, u
 		return -1;
 	}
 	return syscall(SYS_mbind, addr, len, mode, mask, max, flags);
+}
+
+int eventfd_read(int fd, eventfd_t *value)
+{
+	usleep((useconds_t)atomic_load(&bend.slow));
+	return read(fd, value, sizeof(*value)) == sizeof(*value) ? 0 : -1;
 }
 
 /* The sanitizers' own mlock() does nothing. */
@@ -527,6 +535,20 @@ START_TEST(io_uring_is_busy_for_a_while)
 }
 END_TEST
 
+/* What ends between the last look and the clearing of the eventfd is not lost. */
+START_TEST(completions_race_the_clearing)
+{
+	struct rig r;
+
+	if (!open_rig(&r, (uint32_t)_i, test_dir(), 4))
+		return;
+	atomic_store(&bend.slow, 20000);
+	write_and_read(&r, 4, 1);
+	atomic_store(&bend.slow, 0);
+	rig_close(&r);
+}
+END_TEST
+
 START_TEST(io_uring_stops_taking_entries)
 {
 	struct kvt_xfer x[DEPTH];
@@ -655,6 +677,7 @@ START_TEST(huge_pages_or_not)
 	params.n_frames = 63; /* a rounded-up mapping would be larger than what was asked for */
 	must(kvt_pool_create(r.host, &params, &pool));
 	ck_assert(!pool->hugepages);
+	ck_assert_uint_eq((uintptr_t)pool->base % (2 << 20), 0);
 	ck_assert(zeros(pool->base, 63 * FRAME));
 	kvt_pool_destroy(r.host, pool);
 	kvt_host_close(r.host);
@@ -857,6 +880,7 @@ int main(void)
 	tcase_add_test(tc, transfers_that_do_not_get_on);
 	tcase_add_test(tc, cancelled_before_their_start);
 	tcase_add_test(tc, io_uring_is_busy_for_a_while);
+	tcase_add_loop_test(tc, completions_race_the_clearing, KVT_IO_URING, KVT_IO_THREADS + 1);
 	tcase_add_test(tc, io_uring_stops_taking_entries);
 	tcase_add_loop_test(tc, buffers_are_not_registered, 0, 2);
 	tcase_add_test(tc, a_pool_of_several_registered_buffers);
