@@ -193,7 +193,7 @@ void attn_case_make(struct attn_case *c, uint64_t seed, unsigned what)
 
 	if (!below(&r, 3))
 		v_dim = dims[below(&r, sizeof(dims) / sizeof(*dims))];
-	m = 1 + below(&r, below(&r, 2) ? 5 : 20);
+	m = 1 + below(&r, below(&r, 3) ? 8 : 60);
 	n = below(&r, 4) ? 1 + below(&r, 300) : 1 + below(&r, 900);
 	codec = below(&r, 9);
 	attn_case_make_sized(c, seed, what, k_dim, v_dim, m, n, codec / 3, codec % 3);

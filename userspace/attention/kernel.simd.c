@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 /*
  * The exact kernel family on the CPU. A tile's K and V become panels once
- * (panel.h); query rows then pass over them a few at a time, as a group: scores,
- * soft-max, output. A group only shares loads: no row's arithmetic depends on
- * the others, nor on how many there are.
+ * (panel.h); query rows then pass over them a batch at a time: scores, soft-max,
+ * output. Rows only share loads: no row's arithmetic depends on the others, nor
+ * on how many there are.
  *
- * What a row sees of a tile is a word of 64 bits. Rows of a group may differ in
+ * What a row sees of a tile is a word of 64 bits. Rows of a batch may differ in
  * it: the output is accumulated over runs of positions within which no row's
  * bit changes.
  */
@@ -15,12 +15,14 @@
 #include "attention/panel.h"
 #include "base/fpenv.h"
 
-#define GROUP 6 /* query rows: as many sums as the registers hold */
+#define GROUP 6	 /* query rows whose sums the registers hold */
+#define BATCH 24 /* query rows that use a panel while it is in the first-level cache */
+#define V_BLOCK 16 /* positions of V that are packed at a time, when they are used only once */
 #define TILE_PANELS (KVT_TILE / PANEL)
 #define V_STRIDE ((KVT_TILE + 1) * PANEL) /* floats; odd in cache lines, or panels would share a cache set */
 #define NOINLINE __attribute__((noinline))
 
-/* Panels a pass for a group of n rows: enough independent sums to hide an fma's latency, no more than registers. */
+/* Panels a pass for n rows: enough independent sums to hide an fma's latency, no more than registers. */
 #if KVT_VW == 16
 #define PANELS_OF(n) 4
 #elif KVT_VW == 8
@@ -41,19 +43,21 @@ struct tile {
 	uint32_t k_offset, v_offset;
 	float *k, *v; /* panels */
 	size_t k_stride;
-	bool packed;
+	bool once;   /* the query rows are one group: panels are packed as they are used, and only once */
+	bool packed; /* the panels hold this tile */
+	struct ahead ahead;
 };
 
-struct group {
+/* Query rows that see something of the tile. */
+struct batch {
 	unsigned n;
-	uint32_t row[GROUP];
-	uint64_t seen[GROUP];
-	const float *q[GROUP];
-	const float *p[GROUP]; /* weights */
-	float *acc[GROUP];
-	float alpha[GROUP];
-	float s[GROUP][KVT_TILE]; /* scores, then weights */
-	float bias[GROUP][KVT_TILE];
+	uint32_t row[BATCH];
+	uint64_t seen[BATCH];
+	const float *q[BATCH];
+	float *acc[BATCH];
+	float alpha[BATCH];
+	float s[BATCH][KVT_TILE]; /* scores, then weights */
+	float bias[BATCH][KVT_TILE];
 };
 
 static float *align_up(void *p)
@@ -71,19 +75,30 @@ static size_t scratch_bytes(const struct kvt_attn_shape *shape, uint32_t m)
 	size_t k = TILE_PANELS * k_stride(shape), v = (shape->v_dim + PANEL - 1) / PANEL * (size_t)V_STRIDE;
 
 	(void)m;
-	return (k + v) * sizeof(float) + (sizeof(struct group) + 63) / 64 * 64;
+	return (k + v) * sizeof(float) + (sizeof(struct batch) + 63) / 64 * 64;
 }
 
-static void pack(struct tile *t)
+/* Where position @j of the panels of dimension @d is. */
+static float *v_panels(const struct tile *t, uint32_t d, unsigned j)
 {
-	const struct kvt_attn_shape *s = t->shape;
+	return t->v + d / PANEL * V_STRIDE + (t->once ? j % V_BLOCK : j) * PANEL;
+}
 
-	for (unsigned p = 0; p * PANEL < t->n; p++)
-		panel_k(s->k_codec, t->k + p * t->k_stride, t->k_rows + p * PANEL, t->k_offset,
-			t->n - p * PANEL < PANEL ? t->n - p * PANEL : PANEL, s->k_dim);
-	for (unsigned j = 0; j < t->n; j++)
-		panel_v(s->v_codec, t->v + j * PANEL, V_STRIDE, t->v_rows[j] + t->v_offset, s->v_dim);
-	t->packed = true;
+static void pack_k(struct tile *t, unsigned panel)
+{
+	unsigned at = panel * PANEL, n = at < t->n ? t->n - at : 0;
+
+	panel_k(t->shape->k_codec, t->k + panel * t->k_stride, t->k_rows + at, t->k_offset, n < PANEL ? n : PANEL,
+		t->shape->k_dim, &t->ahead);
+}
+
+/* Positions [from, to). When they are used only once, each block takes the first one's place. */
+static void pack_v(struct tile *t, unsigned from, unsigned to)
+{
+	for (unsigned j = from; j < to && j < t->n; j++) {
+		panel_v(t->shape->v_codec, v_panels(t, 0, j), V_STRIDE, t->v_rows[j] + t->v_offset, t->shape->v_dim);
+		ahead_row(&t->ahead);
+	}
 }
 
 /* Mask elements [from, to) of a vector's lanes, the others 0 and not read. */
@@ -133,51 +148,42 @@ static uint64_t see(const struct tile *t, uint32_t i, float *bias)
 	return seen & unmasked;
 }
 
-/* s = q . k for panels [from, to) */
-VF_INLINE void scores_of(const unsigned rows, struct group *g, const struct tile *t, unsigned from, unsigned to)
+/* s = q . k for @panels panels at @p, rows from @at */
+VF_INLINE void scores_pass(const unsigned rows, const unsigned panels, struct batch *g, unsigned at, struct tile *t,
+			   unsigned p)
 {
-	const unsigned step = PANELS_OF(rows);
-	unsigned p = from;
+	const unsigned vecs = panels * PANEL_VECS;
+	vf c[GROUP * 4 * PANEL_VECS];
 
-	for (; p + step <= to; p += step) {
-		vf c[GROUP * 4 * PANEL_VECS];
-
+	KVT_UNROLL
+	for (unsigned i = 0; i < rows * vecs; i++)
+		c[i] = vf_zero();
+	panel_multiply(rows, panels, c, g->q + at, t->k + p * t->k_stride, t->k_stride, t->shape->k_dim, &t->ahead);
+	KVT_UNROLL
+	for (unsigned i = 0; i < rows; i++) {
 		KVT_UNROLL
-		for (unsigned i = 0; i < rows * step * PANEL_VECS; i++)
-			c[i] = vf_zero();
-		panel_multiply(rows, step, c, g->q, t->k + p * t->k_stride, t->k_stride, t->shape->k_dim);
-		KVT_UNROLL
-		for (unsigned i = 0; i < rows; i++) {
-			KVT_UNROLL
-			for (unsigned v = 0; v < step * PANEL_VECS; v++)
-				vf_store(g->s[i] + p * PANEL + v * KVT_VW, c[i * step * PANEL_VECS + v]);
-		}
-	}
-	for (; p < to; p++) {
-		vf c[GROUP * PANEL_VECS];
-
-		KVT_UNROLL
-		for (unsigned i = 0; i < rows * PANEL_VECS; i++)
-			c[i] = vf_zero();
-		panel_multiply(rows, 1, c, g->q, t->k + p * t->k_stride, 0, t->shape->k_dim);
-		KVT_UNROLL
-		for (unsigned i = 0; i < rows; i++) {
-			KVT_UNROLL
-			for (unsigned v = 0; v < PANEL_VECS; v++)
-				vf_store(g->s[i] + p * PANEL + v * KVT_VW, c[i * PANEL_VECS + v]);
-		}
+		for (unsigned v = 0; v < vecs; v++)
+			vf_store(g->s[at + i] + p * PANEL + v * KVT_VW, c[i * vecs + v]);
 	}
 }
 
-static void scores(struct group *g, const struct tile *t, unsigned from, unsigned to)
+VF_INLINE void scores_of(const unsigned rows, struct batch *g, unsigned at, struct tile *t, unsigned from, unsigned to)
 {
-	switch (g->n) {
-	case 1: scores_of(1, g, t, from, to); break;
-	case 2: scores_of(2, g, t, from, to); break;
-	case 3: scores_of(3, g, t, from, to); break;
-	case 4: scores_of(4, g, t, from, to); break;
-	case 5: scores_of(5, g, t, from, to); break;
-	default: scores_of(6, g, t, from, to);
+	for (; from + PANELS_OF(rows) <= to; from += PANELS_OF(rows))
+		scores_pass(rows, PANELS_OF(rows), g, at, t, from);
+	for (; from < to; from++)
+		scores_pass(rows, 1, g, at, t, from);
+}
+
+static void scores(unsigned rows, struct batch *g, unsigned at, struct tile *t, unsigned from, unsigned to)
+{
+	switch (rows) {
+	case 1: scores_of(1, g, at, t, from, to); break;
+	case 2: scores_of(2, g, at, t, from, to); break;
+	case 3: scores_of(3, g, at, t, from, to); break;
+	case 4: scores_of(4, g, at, t, from, to); break;
+	case 5: scores_of(5, g, at, t, from, to); break;
+	default: scores_of(6, g, at, t, from, to);
 	}
 }
 
@@ -195,7 +201,7 @@ static vf distance(uint64_t first, uint64_t pos)
  * weight, not seen or scored -inf, become -inf and leave *seen. Returns the
  * largest, or NaN if any that is seen is NaN or +inf.
  */
-VF_INLINE float weigh(const bool plain, struct group *g, unsigned i, const struct tile *t, unsigned from, unsigned to)
+VF_INLINE float weigh(const bool plain, struct batch *g, unsigned i, const struct tile *t, unsigned from, unsigned to)
 {
 	const struct kvt_attn_shape *shape = t->shape;
 	const struct kvt_query_rows *r = t->rows;
@@ -268,7 +274,7 @@ static float exponentiate(float *s, float max, unsigned from, unsigned to)
 }
 
 /* The group's scores become weights; rows that gain nothing, or are NaN from here on, leave it. */
-static void soft_max(struct group *g, const struct tile *t, unsigned from, unsigned to)
+static void soft_max(struct batch *g, const struct tile *t, unsigned from, unsigned to)
 {
 	const struct kvt_query_rows *r = t->rows;
 	const bool plain = !r->mask && !r->slope && t->shape->softcap == 0;
@@ -292,134 +298,187 @@ static void soft_max(struct group *g, const struct tile *t, unsigned from, unsig
 		out->max[row] = top;
 		out->sum[row] = fmaf(out->sum[row], g->alpha[n], sum);
 		g->seen[n] = g->seen[i];
-		g->p[n] = g->s[i];
+		if (n != i)
+			memcpy(g->s[n], g->s[i], sizeof(g->s[n]));
 		g->acc[n] = out->acc + (size_t)row * t->shape->v_dim;
 		n++;
 	}
 	g->n = n;
 }
 
-/* acc = acc * alpha + sum over positions [j, j + steps) of p * v, dimensions of @panels panels at @d */
-VF_INLINE void output_panels(const unsigned rows, const unsigned panels, const bool whole, float *const *acc,
-			     const float *alpha, const float *const *p, const float *v, uint32_t d, uint32_t dims,
-			     uint32_t steps)
+/* acc = acc * alpha + sum of p * v over positions [j, j + steps), for @panels panels from dimension @d on */
+VF_INLINE void output_pass(const bool whole, const unsigned rows, const unsigned panels, struct batch *g, unsigned at,
+			   struct tile *t, uint32_t d, unsigned j, unsigned steps)
 {
+	const unsigned vecs = panels * PANEL_VECS;
+	const uint32_t dims = t->shape->v_dim;
 	vf c[GROUP * 4 * PANEL_VECS];
+	const float *p[GROUP];
 
 	KVT_UNROLL
 	for (unsigned i = 0; i < rows; i++) {
+		p[i] = g->s[at + i] + j;
 		KVT_UNROLL
-		for (unsigned l = 0; l < panels * PANEL_VECS; l++) {
-			uint32_t at = d + l * KVT_VW, have = at < dims ? dims - at : 0;
-			vf a = whole || have >= KVT_VW ? vf_load(acc[i] + at) :
-			       have		       ? vf_load_part(acc[i] + at, have) :
+		for (unsigned l = 0; l < vecs; l++) {
+			uint32_t e = d + l * KVT_VW, have = e < dims ? dims - e : 0;
+			vf a = whole || have >= KVT_VW ? vf_load(g->acc[at + i] + e) :
+			       have		       ? vf_load_part(g->acc[at + i] + e, have) :
 							 vf_zero();
 
-			c[i * panels * PANEL_VECS + l] = vf_mul(a, vf_set1(alpha[i]));
+			c[i * vecs + l] = vf_mul(a, vf_set1(g->alpha[at + i]));
 		}
 	}
-	panel_multiply(rows, panels, c, p, v, V_STRIDE, steps);
+	panel_multiply(rows, panels, c, p, v_panels(t, d, j), V_STRIDE, steps, &t->ahead);
 	KVT_UNROLL
 	for (unsigned i = 0; i < rows; i++) {
 		KVT_UNROLL
-		for (unsigned l = 0; l < panels * PANEL_VECS; l++) {
-			uint32_t at = d + l * KVT_VW, have = at < dims ? dims - at : 0;
+		for (unsigned l = 0; l < vecs; l++) {
+			uint32_t e = d + l * KVT_VW, have = e < dims ? dims - e : 0;
 
 			if (whole || have >= KVT_VW)
-				vf_store(acc[i] + at, c[i * panels * PANEL_VECS + l]);
+				vf_store(g->acc[at + i] + e, c[i * vecs + l]);
 			else if (have)
-				vf_store_part(acc[i] + at, c[i * panels * PANEL_VECS + l], have);
+				vf_store_part(g->acc[at + i] + e, c[i * vecs + l], have);
 		}
 	}
 }
 
-VF_INLINE void output_of(const unsigned rows, const struct tile *t, float *const *acc, float *alpha,
-			 const float *const *weights, unsigned j, unsigned steps)
+/* Dimensions [d, to); @d is a multiple of PANEL, @to too or the last. */
+VF_INLINE void output_of(const unsigned rows, struct batch *g, unsigned at, struct tile *t, uint32_t d, uint32_t to,
+			 unsigned j, unsigned steps)
 {
-	const uint32_t dims = t->shape->v_dim, step = PANELS_OF(rows) * PANEL;
-	const float *v = t->v + j * PANEL, *p[GROUP];
-	uint32_t d = 0;
-
-	KVT_UNROLL
-	for (unsigned i = 0; i < rows; i++)
-		p[i] = weights[i] + j;
-	for (; d + step <= dims; d += step, v += step / PANEL * V_STRIDE)
-		output_panels(rows, PANELS_OF(rows), true, acc, alpha, p, v, d, dims, steps);
-	for (; d + PANEL <= dims; d += PANEL, v += V_STRIDE)
-		output_panels(rows, 1, true, acc, alpha, p, v, d, dims, steps);
-	if (d < dims)
-		output_panels(rows, 1, false, acc, alpha, p, v, d, dims, steps);
-	KVT_UNROLL
-	for (unsigned i = 0; i < rows; i++)
-		alpha[i] = 1;
+	for (; d + PANELS_OF(rows) * PANEL <= to; d += PANELS_OF(rows) * PANEL)
+		output_pass(true, rows, PANELS_OF(rows), g, at, t, d, j, steps);
+	for (; d + PANEL <= to; d += PANEL)
+		output_pass(true, rows, 1, g, at, t, d, j, steps);
+	if (d < to)
+		output_pass(false, rows, 1, g, at, t, d, j, steps);
 }
 
-static void output(unsigned rows, const struct tile *t, float *const *acc, float *alpha, const float *const *p,
-		   unsigned j, unsigned steps)
+static void output(unsigned rows, struct batch *g, unsigned at, struct tile *t, uint32_t d, uint32_t to, unsigned j,
+		   unsigned steps)
 {
 	switch (rows) {
-	case 1: output_of(1, t, acc, alpha, p, j, steps); break;
-	case 2: output_of(2, t, acc, alpha, p, j, steps); break;
-	case 3: output_of(3, t, acc, alpha, p, j, steps); break;
-	case 4: output_of(4, t, acc, alpha, p, j, steps); break;
-	case 5: output_of(5, t, acc, alpha, p, j, steps); break;
-	default: output_of(6, t, acc, alpha, p, j, steps);
+	case 1: output_of(1, g, at, t, d, to, j, steps); break;
+	case 2: output_of(2, g, at, t, d, to, j, steps); break;
+	case 3: output_of(3, g, at, t, d, to, j, steps); break;
+	case 4: output_of(4, g, at, t, d, to, j, steps); break;
+	case 5: output_of(5, g, at, t, d, to, j, steps); break;
+	default: output_of(6, g, at, t, d, to, j, steps);
 	}
 }
 
-/* Over runs of positions within which each row sees all or nothing. */
-static void accumulate(struct group *g, const struct tile *t)
+static unsigned group_at(const struct batch *g, unsigned at)
+{
+	return g->n - at < GROUP ? g->n - at : GROUP;
+}
+
+/* A run of positions of which each row of the batch sees all (its bit of @rows is set) or nothing. */
+static void output_run(struct batch *g, struct tile *t, uint32_t rows, unsigned j, unsigned steps)
+{
+	const uint32_t dims = t->shape->v_dim;
+
+	if (rows == (1u << g->n) - 1 && g->n > GROUP) {
+		for (uint32_t d = 0; d < dims; d += PANELS_OF(GROUP) * PANEL) {
+			uint32_t to = d + PANELS_OF(GROUP) * PANEL;
+
+			for (unsigned at = 0; at < g->n; at += GROUP)
+				output(group_at(g, at), g, at, t, d, to < dims ? to : dims, j, steps);
+		}
+	} else {
+		for (unsigned at = 0; at < g->n; at += GROUP) {
+			unsigned n = group_at(g, at);
+			uint32_t all = (1u << n) - 1, some = rows >> at & all;
+
+			if (some == all) {
+				output(n, g, at, t, 0, dims, j, steps);
+				continue;
+			}
+			for (unsigned i = 0; i < n; i++) {
+				if (some >> i & 1)
+					output(1, g, at + i, t, 0, dims, j, steps);
+			}
+		}
+	}
+	for (unsigned i = 0; i < g->n; i++) {
+		if (rows >> i & 1)
+			g->alpha[i] = 1;
+	}
+}
+
+/* Positions [from, to), in runs within which no row's bit changes. */
+static void accumulate(struct batch *g, struct tile *t, unsigned from, unsigned to)
 {
 	uint64_t left = 0;
 
 	for (unsigned i = 0; i < g->n; i++)
 		left |= g->seen[i];
+	left &= ~0ull >> (KVT_TILE - (to - from)) << from;
 	while (left) {
 		unsigned j = (unsigned)__builtin_ctzll(left), end;
-		uint64_t change = 0, all = 1;
+		uint64_t change = 0;
+		uint32_t rows = 0;
 
 		for (unsigned i = 0; i < g->n; i++) {
 			uint64_t here = g->seen[i] >> j & 1;
 
 			change |= g->seen[i] ^ -here;
-			all &= here;
+			rows |= (uint32_t)here << i;
 		}
 		change &= ~0ull << j;
 		end = change ? (unsigned)__builtin_ctzll(change) : KVT_TILE;
-		if (all) {
-			output(g->n, t, g->acc, g->alpha, g->p, j, end - j);
-		} else {
-			for (unsigned i = 0; i < g->n; i++) {
-				if (g->seen[i] >> j & 1)
-					output(1, t, g->acc + i, g->alpha + i, g->p + i, j, end - j);
-			}
-		}
+		if (end > to)
+			end = to;
+		output_run(g, t, rows, j, end - j);
 		left = end < KVT_TILE ? left & ~0ull << end : 0;
 	}
 }
 
-static void take_group(struct group *g, struct tile *t)
+static void take_batch(struct batch *g, struct tile *t)
 {
+	const unsigned step = PANELS_OF(g->n > GROUP ? GROUP : g->n);
 	uint64_t any = 0;
 	unsigned from, to; /* panels that some row sees */
 
-	if (!t->packed)
-		pack(t);
 	for (unsigned i = 0; i < g->n; i++)
 		any |= g->seen[i];
 	from = (unsigned)__builtin_ctzll(any) / PANEL;
 	to = (63 - (unsigned)__builtin_clzll(any)) / PANEL + 1;
-	scores(g, t, from, to);
+	if (!t->packed)
+		ahead_plane(&t->ahead);
+	if (!t->packed && !t->once) {
+		for (unsigned p = 0; p < TILE_PANELS; p++)
+			pack_k(t, p);
+		ahead_plane(&t->ahead);
+		pack_v(t, 0, KVT_TILE);
+		t->packed = true;
+	}
+	for (unsigned p = from; p < to; p += step) {
+		unsigned end = p + step < to ? p + step : to;
+
+		for (unsigned i = p; t->once && i < end; i++)
+			pack_k(t, i);
+		for (unsigned at = 0; at < g->n; at += GROUP)
+			scores(group_at(g, at), g, at, t, p, end);
+	}
 	soft_max(g, t, from * PANEL, to * PANEL);
-	accumulate(g, t);
+	if (t->once) {
+		ahead_plane(&t->ahead);
+		for (unsigned j = from * PANEL; j < to * PANEL; j += V_BLOCK) {
+			pack_v(t, j, j + V_BLOCK);
+			accumulate(g, t, j, j + V_BLOCK);
+		}
+	} else {
+		accumulate(g, t, 0, KVT_TILE);
+	}
 	g->n = 0;
 }
 
 static NOINLINE void split_rows(const struct kvt_attn_shape *shape, const struct kvt_split_rows *kv,
 				const struct kvt_query_rows *rows, struct kvt_attn_state *out, void *scratch)
 {
-	struct group *g = scratch;
-	struct tile t = { .shape = shape, .rows = rows, .out = out };
+	struct batch *g = scratch;
+	struct tile t = { .shape = shape, .rows = rows, .out = out, .once = rows->m <= GROUP };
 
 	t.k_offset = kv->k_offset;
 	t.v_offset = kv->v_offset;
@@ -427,6 +486,8 @@ static NOINLINE void split_rows(const struct kvt_attn_shape *shape, const struct
 	t.k = align_up(g + 1);
 	t.v = t.k + TILE_PANELS * t.k_stride;
 	g->n = 0;
+	ahead_begin(&t.ahead, kv, shape->k_dim * panel_element(shape->k_codec),
+		    shape->v_dim * panel_element(shape->v_codec));
 	kvt_attn_state_clear(out, rows->m, shape->v_dim);
 	for (uint32_t at = 0; at < kv->n; at += KVT_TILE) {
 		t.first = kv->first + at;
@@ -445,11 +506,11 @@ static NOINLINE void split_rows(const struct kvt_attn_shape *shape, const struct
 			g->row[g->n] = i;
 			g->seen[g->n] = seen;
 			g->q[g->n] = rows->q[i];
-			if (++g->n == GROUP)
-				take_group(g, &t);
+			if (++g->n == BATCH)
+				take_batch(g, &t);
 		}
 		if (g->n)
-			take_group(g, &t);
+			take_batch(g, &t);
 	}
 	for (uint32_t i = 0; i < rows->m; i++) {
 		if (out->sum[i] != out->sum[i])

@@ -11,6 +11,7 @@
 
 #include <stddef.h>
 
+#include "attention/ahead.h"
 #include "base/simd.h"
 #include "kvtier.h"
 
@@ -62,14 +63,16 @@ VF_INLINE void panel_transpose(uint32_t codec, float *out, const uint8_t *const 
 }
 
 VF_INLINE void panel_k_codec(uint32_t codec, float *out, const uint8_t *const *k, uint32_t offset, unsigned rows,
-			     uint32_t dims)
+			     uint32_t dims, struct ahead *ahead)
 {
 	for (unsigned lane = 0; lane < PANEL; lane += KVT_VW, out += KVT_VW, k += KVT_VW) {
 		unsigned have = rows > lane ? rows - lane : 0;
 		uint32_t d = 0;
 
-		for (; d + KVT_VW <= dims; d += KVT_VW)
+		for (; d + KVT_VW <= dims; d += KVT_VW) {
+			ahead_step(ahead);
 			panel_transpose(codec, out, k, offset, have, d, KVT_VW);
+		}
 		if (d < dims)
 			panel_transpose(codec, out, k, offset, have, d, dims - d);
 	}
@@ -77,17 +80,17 @@ VF_INLINE void panel_k_codec(uint32_t codec, float *out, const uint8_t *const *k
 
 /* One panel of K: positions k[0..rows), rows <= 16, the rest zero. [dims][16] */
 static inline void panel_k(uint32_t codec, float *out, const uint8_t *const *k, uint32_t offset, unsigned rows,
-			   uint32_t dims)
+			   uint32_t dims, struct ahead *ahead)
 {
 	switch (codec) {
 	case KVT_F16:
-		panel_k_codec(KVT_F16, out, k, offset, rows, dims);
+		panel_k_codec(KVT_F16, out, k, offset, rows, dims, ahead);
 		break;
 	case KVT_BF16:
-		panel_k_codec(KVT_BF16, out, k, offset, rows, dims);
+		panel_k_codec(KVT_BF16, out, k, offset, rows, dims, ahead);
 		break;
 	default:
-		panel_k_codec(KVT_F32, out, k, offset, rows, dims);
+		panel_k_codec(KVT_F32, out, k, offset, rows, dims, ahead);
 	}
 }
 
@@ -124,28 +127,35 @@ static inline void panel_v(uint32_t codec, float *out, size_t stride, const uint
 }
 
 /*
- * c[row][panel] += sum over steps a[row][step] * b[panel][step]. @rows and
+ * c[row][vector] += sum over steps a[row][step] * b[panel][step][16]. @rows and
  * @panels are constants: c is registers.
  */
-VF_INLINE void panel_multiply(const unsigned rows, const unsigned panels, vf *c, const float *const *a,
-			      const float *b, size_t stride, uint32_t steps)
+VF_INLINE void panel_multiply(const unsigned rows, const unsigned panels, vf *c, const float *const *a, const float *b,
+			      size_t stride, uint32_t steps, struct ahead *ahead)
 {
-	for (uint32_t s = 0; s < steps; s++, b += PANEL) {
-		vf x[4 * PANEL_VECS];
+	const unsigned vecs = panels * PANEL_VECS;
 
-		KVT_UNROLL
-		for (unsigned p = 0; p < panels; p++) {
-			KVT_UNROLL
-			for (unsigned v = 0; v < PANEL_VECS; v++)
-				x[p * PANEL_VECS + v] = vf_load(b + p * stride + v * KVT_VW);
-		}
-		KVT_UNROLL
-		for (unsigned i = 0; i < rows; i++) {
-			vf y = vf_set1(a[i][s]);
+	for (uint32_t s = 0; s < steps;) {
+		uint32_t pause = steps - s < 8 ? steps : s + 8;
+
+		ahead_step(ahead);
+		for (; s < pause; s++, b += PANEL) {
+			vf x[4 * PANEL_VECS];
 
 			KVT_UNROLL
-			for (unsigned v = 0; v < panels * PANEL_VECS; v++)
-				c[i * panels * PANEL_VECS + v] = vf_fma(y, x[v], c[i * panels * PANEL_VECS + v]);
+			for (unsigned p = 0; p < panels; p++) {
+				KVT_UNROLL
+				for (unsigned v = 0; v < PANEL_VECS; v++)
+					x[p * PANEL_VECS + v] = vf_load(b + p * stride + v * KVT_VW);
+			}
+			KVT_UNROLL
+			for (unsigned i = 0; i < rows; i++) {
+				vf y = vf_set1(a[i][s]);
+
+				KVT_UNROLL
+				for (unsigned v = 0; v < vecs; v++)
+					c[i * vecs + v] = vf_fma(y, x[v], c[i * vecs + v]);
+			}
 		}
 	}
 }
