@@ -43,14 +43,16 @@ LIB_SRC  := $(filter-out %.simd.c userspace/gpu/mock.c,$(LIB_ALL))
 REF_ALL  := $(wildcard userspace/engines/ref/*.c)
 REF_SIMD := $(filter %.simd.c,$(REF_ALL))
 REF_SRC  := $(filter-out %.simd.c,$(REF_ALL))
-TOOL_SRC := $(wildcard userspace/tools/*.c)
+TOOL_ALL := $(wildcard userspace/tools/*.c)
+TOOL_SIMD := $(filter %.simd.c,$(TOOL_ALL))
+TOOL_SRC := $(filter-out %.simd.c,$(TOOL_ALL))
 
 simd_objs = $(foreach i,$(ISAS),$(patsubst %.simd.c,$(BUILD)/obj/%.$(i).o,$(1)))
 objs      = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 
 LIB_OBJ  := $(call objs,$(LIB_SRC)) $(call simd_objs,$(LIB_SIMD))
 REF_OBJ  := $(call objs,$(REF_SRC)) $(call simd_objs,$(REF_SIMD))
-TOOL_OBJ := $(call objs,$(TOOL_SRC))
+TOOL_OBJ := $(call objs,$(TOOL_SRC)) $(call simd_objs,$(TOOL_SIMD))
 MAIN_OBJ := $(BUILD)/obj/userspace/tools/main.o
 
 # A test is one file and one program; tests/lib is what they share (and the mock GPU).

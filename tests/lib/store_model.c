@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PLANES 3
+#define PLANES MODEL_PLANES
 #define MAX_SLOTS 512
 #define MAX_BATCH 8
 
@@ -66,7 +66,11 @@ void model_destroy(struct model *m)
 {
 	if (!m)
 		return;
-	kvt_store_destroy(m->store);
+	for (uint32_t i = 0; i < m->n; i++)
+		if (m->store && m->names[i].block != KVT_NO_BLOCK)
+			kvt_store_put(m->store, m->names[i].block);
+	if (!m->c.store)
+		kvt_store_destroy(m->store);
 	if (m->gpu && !m->c.gpu)
 		m->gpu->ops->close(m->gpu);
 	if (m->host && !m->c.host)
@@ -83,11 +87,21 @@ void model_destroy(struct model *m)
 	free(m);
 }
 
-int model_create(const struct model_config *c, struct model **model)
+void model_planes(struct kvt_plane_geom planes[MODEL_PLANES], uint64_t block_bytes)
 {
-	static const struct kvt_plane_geom planes[PLANES] = {
+	static const struct kvt_plane_geom kinds[PLANES] = {
 		{ .codec = KVT_F32, .elems = 64 }, { .codec = KVT_F16, .elems = 100 }, { .codec = KVT_BF16, .elems = 8 },
 	};
+
+	for (uint32_t i = 0; i < PLANES; i++) {
+		planes[i] = kinds[i];
+		planes[i].row_bytes = kinds[i].elems * (kinds[i].codec == KVT_F32 ? 4 : 2);
+		planes[i].block_rows = (uint32_t)block_bytes / planes[i].row_bytes;
+	}
+}
+
+int model_create(const struct model_config *c, struct model **model)
+{
 	struct model *m = calloc(1, sizeof(*m));
 	struct kvt_store_params p;
 	int ret = 0;
@@ -96,16 +110,13 @@ int model_create(const struct model_config *c, struct model **model)
 	m->random = c->seed;
 	if (!m->c.block_bytes)
 		m->c.block_bytes = 4096;
-	memcpy(m->planes, planes, sizeof(planes));
-	for (uint32_t i = 0; i < PLANES; i++) {
-		m->planes[i].row_bytes = m->planes[i].elems * (m->planes[i].codec == KVT_F32 ? 4 : 2);
-		m->planes[i].block_rows = (uint32_t)m->c.block_bytes / m->planes[i].row_bytes;
-	}
+	model_planes(m->planes, m->c.block_bytes);
 	for (uint32_t t = 0; t < KVT_TIERS; t++)
 		m->budget[t].limit = UINT64_MAX;
 	m->host = c->host;
 	m->gpu = c->gpu;
-	if (!m->host) {
+	m->store = c->store;
+	if (!m->host && !m->store) {
 		struct kvt_host_params hp = { .kind = KVT_HOST_USER, .io = c->io, .depth = 64,
 					      .frame_bytes = m->c.block_bytes, .budget = &m->budget[KVT_TIER_RAM] };
 
@@ -120,7 +131,7 @@ int model_create(const struct model_config *c, struct model **model)
 		.policy = &kvt_policy_lru,
 	};
 	memcpy(p.frames, c->frames, sizeof(p.frames));
-	if (!ret)
+	if (!ret && !m->store)
 		ret = kvt_store_create(&p, &m->store);
 	if (ret) {
 		model_destroy(m);

@@ -14,6 +14,7 @@ struct model_config {
 	uint32_t frames[KVT_TIERS];
 	uint64_t block_bytes; /* 0: 4 KiB */
 	uint32_t io;	      /* enum kvt_io_kind */
+	struct kvt_store *store; /* NULL: makes its own; a shared one has the planes of model_planes() */
 	struct kvt_host *host; /* NULL: opens its own */
 	struct kvt_gpu *gpu;   /* NULL: the cpu backend, where a gpu tier is asked for */
 	const char *dir;       /* NULL: /var/tmp or $TMPDIR */
@@ -35,6 +36,10 @@ int model_run(struct model *model, uint64_t n);
 
 /* Read everything back and compare. */
 int model_verify(struct model *model);
+
+/* The planes of every model's store, for blocks of @block_bytes. Returns how many. */
+#define MODEL_PLANES 3
+void model_planes(struct kvt_plane_geom planes[MODEL_PLANES], uint64_t block_bytes);
 
 struct kvt_store *model_store(struct model *model);
 uint64_t model_errors(const struct model *model); /* calls that failed */

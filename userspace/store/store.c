@@ -323,6 +323,11 @@ int kvt_store_fd(struct kvt_store *s)
 	return s->file ? kvt_file_fd(s->file) : -1;
 }
 
+const uint8_t *kvt_store_pool(const struct kvt_store *s, enum kvt_tier tier)
+{
+	return s->pool[tier] ? s->pool[tier]->base : NULL;
+}
+
 uint32_t kvt_store_slot(struct kvt_store *s, uint32_t block)
 {
 	uint32_t slot;

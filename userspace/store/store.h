@@ -122,6 +122,7 @@ int kvt_store_check(struct kvt_store *);
 /* For tests that corrupt and watch: the slot file and a block's slot (KVT_NO_BLOCK: none), its frame, its tier. */
 int kvt_store_fd(struct kvt_store *);
 uint32_t kvt_store_slot(struct kvt_store *, uint32_t block);
+const uint8_t *kvt_store_pool(const struct kvt_store *, enum kvt_tier tier); /* all frames of a host tier; NULL: none */
 uint8_t *kvt_store_frame(struct kvt_store *, uint32_t block, enum kvt_tier *tier);
 
 #endif
