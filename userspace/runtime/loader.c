@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -30,7 +31,7 @@
 #define DEPTH	      4u
 #define STRAIGHT_MIN  (256u << 10) /* whole blocks of a span below which staging, with its neighbours, is better */
 #define GAP_BYTES     (128u << 10) /* read over a smaller gap: it costs less than another read */
-#define RUN_MIN_BYTES (512u << 10) /* mean run below which buffered reads win: docs/bench/loader.md */
+#define CACHE_SAMPLES 64	   /* places asked of the page cache for each shard */
 
 struct span {
 	uint32_t shard;
@@ -211,17 +212,33 @@ static int open_direct(struct load *l, uint32_t shard)
 	return 0;
 }
 
-/* Small runs far apart are the page cache's work: see RUN_MIN_BYTES. */
+/* Whether most of a shard's wanted bytes are in the page cache: asked of a sample, by reads that may not wait. */
+static bool cached(const struct load *l, uint32_t first)
+{
+	uint32_t shard = l->spans[first].shard, hits = 0, n = 0;
+	uint64_t bytes = 0, next = 0, at = 0;
+	char byte;
+
+	for (uint32_t i = first; l->spans[i].shard == shard; i++)
+		bytes += l->spans[i].bytes;
+	/* no readahead for a question */
+	posix_fadvise(l->w->shards[shard].fd, 0, 0, POSIX_FADV_RANDOM);
+	for (uint32_t i = first; l->spans[i].shard == shard; at += l->spans[i++].bytes)
+		for (; next < at + l->spans[i].bytes; next += bytes / CACHE_SAMPLES + 1, n++) {
+			struct iovec one = { &byte, 1 };
+
+			hits += preadv2(l->w->shards[shard].fd, &one, 1, l->spans[i].offset + (next - at), RWF_NOWAIT) == 1;
+		}
+	posix_fadvise(l->w->shards[shard].fd, 0, 0, POSIX_FADV_NORMAL);
+	return hits * 4 >= n * 3;
+}
+
+/* What the page cache has comes from there; all else is O_DIRECT's, small tensors too: docs/bench/loader.md. */
 static uint32_t choose_mode(const struct load *l, uint32_t first)
 {
-	uint32_t shard = l->spans[first].shard, runs = 0;
-	uint64_t bytes = 0;
-
 	if (l->params->mode != KVT_LOAD_AUTO)
 		return l->params->mode;
-	for (uint32_t i = first; l->spans[i].shard == shard; runs++)
-		bytes += run_from(l, i, &i) - l->spans[i].offset;
-	return bytes / runs < RUN_MIN_BYTES ? KVT_LOAD_BUFFERED : KVT_LOAD_DIRECT;
+	return cached(l, first) ? KVT_LOAD_BUFFERED : KVT_LOAD_DIRECT;
 }
 
 static int open_source(struct load *l, uint32_t first)

@@ -3,9 +3,9 @@
  * Loads tensors into memory, or a GPU's, at the disk's speed: several large
  * aligned O_DIRECT reads in flight into a small staging ring, each cut to the
  * tensors it covers and copied on while the next ones are read. Other ways to
- * the same bytes, chosen for each shard: buffered reads (many small tensors
- * apart from each other, where readahead and merging win) and mmap (no O_DIRECT
- * there, or asked for). All give the same bytes or an error.
+ * the same bytes, chosen for each shard: buffered reads (what is asked for is
+ * in the page cache) and mmap (no O_DIRECT there, or asked for). All give the
+ * same bytes or an error.
  */
 #ifndef KVT_RUNTIME_LOADER_H
 #define KVT_RUNTIME_LOADER_H
