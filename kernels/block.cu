@@ -22,7 +22,8 @@ static __device__ uint64_t rows_digest(const uint8_t *rows, uint32_t n, uint64_t
 
 	if (row_bytes <= XXH3_LONG) {
 		for (uint32_t r = threadIdx.x; r < n; r += blockDim.x)
-			sum += xxh3_row_digest(xxh3_short(rows + (uint64_t)r * row_bytes, row_bytes, secret), first + r);
+			sum += xxh3_row_digest(xxh3_short(rows + (uint64_t)r * row_bytes, row_bytes, secret),
+					       first + r);
 		return sum;
 	}
 	for (uint32_t r = threadIdx.x / 4; r < n; r += blockDim.x / 4) {

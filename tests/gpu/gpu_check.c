@@ -416,7 +416,8 @@ static void check_append(uint32_t src_type, uint32_t dst_type, uint32_t elements
 
 static void check_all(void)
 {
-	static const uint32_t offsets[] = { 0, 1, 2, 4, 8, 16 }, copies[] = { 1, 15, 16, 4095, 4096, 5000, 65536, 70001 };
+	static const uint32_t copies[] = { 1, 15, 16, 4095, 4096, 5000, 65536, 70001 };
+	static const uint32_t offsets[] = { 0, 1, 2, 4, 8, 16 };
 	int cases = 0;
 
 	for (uint32_t n = 1; n <= 300; n++, cases++)
@@ -428,8 +429,8 @@ static void check_all(void)
 	for (size_t k = 0; k < sizeof(copies) / sizeof(copies[0]); k++)
 		for (int where = 0; where < 3; where++)
 			for (int i = 0; i < 6; i++, cases++)
-				check_copy(copies[k], i ? offsets[rnd() % 6] : 0, i ? offsets[rnd() % 6] : 0, where == 1,
-					   where == 2, i % 2);
+				check_copy(copies[k], i ? offsets[rnd() % 6] : 0, i ? offsets[rnd() % 6] : 0,
+					   where == 1, where == 2, i % 2);
 	for (uint32_t st = 0; st < KVT_CODECS; st++)
 		for (uint32_t dt = 0; dt < KVT_CODECS; dt++)
 			for (int i = 0; i < 4; i++, cases++)
@@ -539,8 +540,8 @@ static void time_copy(void)
 		for (uint32_t bytes = 4096; bytes <= 2 << 20; bytes *= bytes == 16384 || bytes == 32768 ? 2 : 4) {
 			uint32_t n = total / bytes, grids[] = { 8, 16, where == 2 ? 8 * (uint32_t)processors : 32 };
 			uint64_t from = where == 0 ? (uintptr_t)host : gpu, to = where == 1 ? (uintptr_t)host : gpu2;
-			struct kvt_copy_args a = { .dst = shuffled(to, bytes, n), .src = shuffled(from, bytes, n), .n = n,
-						   .bytes = bytes };
+			struct kvt_copy_args a = { .dst = shuffled(to, bytes, n), .src = shuffled(from, bytes, n),
+						   .n = n, .bytes = bytes };
 
 			printf("copy, %s, items of %4u KiB:", names[where], bytes >> 10);
 			for (int g = 0; g < 3; g++)

@@ -57,7 +57,7 @@ struct kvt_gpu_ops {
 			     uint64_t width, uint64_t height, kvt_stream);
 	int (*memset_async)(struct kvt_gpu *, kvt_dptr, uint8_t value, uint64_t bytes, kvt_stream);
 
-	/* kernels (gpu/kernels.h). -ENOENT: no such kernel. args: pointers to each argument's value, as many as the kernel takes. */
+	/* kernels (gpu/kernels.h). -ENOENT: no such kernel. args: pointers to each argument's value, all of them */
 	int (*kernel)(struct kvt_gpu *, const char *module, const char *function, kvt_kernel *);
 	int (*launch)(struct kvt_gpu *, kvt_kernel, struct kvt_dim3 grid, struct kvt_dim3 block,
 		      uint32_t shared_bytes, kvt_stream, void *const *args, uint32_t n_args);
