@@ -512,6 +512,8 @@ START_TEST(passes_and_allocations)
 		before = kvt_sampler_logits_read(s) - before;
 		ck_assert_uint_ge(before, (uint64_t)VOCAB * DRAWS);
 		ck_assert_uint_le(before, (variant == 5 ? VOCAB + 64 : 2ull * VOCAB) * DRAWS);
+		if (variant < 2) /* the second pass reads the few blocks that have something to offer */
+			ck_assert_uint_le(before, VOCAB * 11ull / 10 * DRAWS);
 	}
 	free(logits);
 	kvt_sampler_destroy(s);
