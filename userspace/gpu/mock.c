@@ -613,21 +613,21 @@ static int copy_now(struct mock *m, const char *what, uint64_t dst, bool to, uin
 	return err ? err : drain(m, m->streams.objects[0]);
 }
 
-#define COPY_ASYNC(name, dst_t, to, src_t, from)                                                                       \
-	static int mock_##name##_async(struct kvt_gpu *gpu, dst_t dst, src_t src, uint64_t bytes, kvt_stream stream)   \
-	{                                                                                                              \
-		struct mock *m = mock_of(gpu);                                                                         \
-		int err = ENTER(m, name##_async, .dst = (uintptr_t)dst, .src = (uintptr_t)src, .bytes = bytes,         \
-				.stream = stream);                                                                     \
-                                                                                                                       \
-		return leave(m, err ? err : copy(m, #name, (uintptr_t)dst, to, (uintptr_t)src, from, bytes, stream));  \
-	}                                                                                                              \
-	static int mock_##name(struct kvt_gpu *gpu, dst_t dst, src_t src, uint64_t bytes)                              \
-	{                                                                                                              \
-		struct mock *m = mock_of(gpu);                                                                         \
-		int err = ENTER(m, name, .dst = (uintptr_t)dst, .src = (uintptr_t)src, .bytes = bytes);                \
-                                                                                                                       \
-		return leave(m, err ? err : copy_now(m, #name, (uintptr_t)dst, to, (uintptr_t)src, from, bytes));      \
+#define COPY_ASYNC(name, dst_t, to, src_t, from) \
+	static int mock_##name##_async(struct kvt_gpu *gpu, dst_t dst, src_t src, uint64_t bytes, kvt_stream stream) \
+	{ \
+		struct mock *m = mock_of(gpu); \
+		int err = ENTER(m, name##_async, .dst = (uintptr_t)dst, .src = (uintptr_t)src, .bytes = bytes, \
+				.stream = stream); \
+\
+		return leave(m, err ? err : copy(m, #name, (uintptr_t)dst, to, (uintptr_t)src, from, bytes, stream)); \
+	} \
+	static int mock_##name(struct kvt_gpu *gpu, dst_t dst, src_t src, uint64_t bytes) \
+	{ \
+		struct mock *m = mock_of(gpu); \
+		int err = ENTER(m, name, .dst = (uintptr_t)dst, .src = (uintptr_t)src, .bytes = bytes); \
+\
+		return leave(m, err ? err : copy_now(m, #name, (uintptr_t)dst, to, (uintptr_t)src, from, bytes)); \
 	}
 
 COPY_ASYNC(copy_h2d, kvt_dptr, true, const void *, false)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* A table whose every entry refuses: a backend starts from it, so that nothing is NULL and nothing silently succeeds. */
+/* A table whose every entry refuses: a backend starts from it; nothing is NULL, nothing silently succeeds. */
 #include <errno.h>
 
 #include "base/err.h"
@@ -25,11 +25,11 @@ NOSYS(copy_h2d_async, kvt_dptr dst, const void *src, uint64_t bytes, kvt_stream 
 NOSYS(copy_d2h_async, void *dst, kvt_dptr src, uint64_t bytes, kvt_stream stream)
 NOSYS(copy_d2d_async, kvt_dptr dst, kvt_dptr src, uint64_t bytes, kvt_stream stream)
 NOSYS(copy_2d_async, kvt_dptr dst, uint64_t dst_pitch, kvt_dptr src, uint64_t src_pitch, uint64_t width,
-      uint64_t height, kvt_stream stream)
+	uint64_t height, kvt_stream stream)
 NOSYS(memset_async, kvt_dptr p, uint8_t value, uint64_t bytes, kvt_stream stream)
 NOSYS(kernel, const char *module, const char *function, kvt_kernel *k)
 NOSYS(launch, kvt_kernel k, struct kvt_dim3 grid, struct kvt_dim3 block, uint32_t shared_bytes, kvt_stream stream,
-      void *const *args, uint32_t n_args)
+	void *const *args, uint32_t n_args)
 NOSYS(stream_create, kvt_stream *stream)
 NOSYS(stream_sync, kvt_stream stream)
 NOSYS(bind_thread)
