@@ -316,7 +316,7 @@ struct kvt_stats {
 	uint64_t evictions, cow_copies;
 	uint64_t digest_errors;	   /* bytes that did not match; never served */
 	uint64_t io_errors;	   /* reads and writes that failed */
-	uint64_t disk_full;	   /* writes refused for space */
+	uint64_t full;		   /* calls and writes that found every place taken */
 	uint64_t blocks_lost;	   /* content no tier can give any more */
 };
 

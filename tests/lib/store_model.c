@@ -125,7 +125,7 @@ int model_create(const struct model_config *c, struct model **model)
 	if (!ret && !m->gpu && c->frames[KVT_TIER_GPU])
 		ret = kvt_gpu_cpu_open(0, &m->gpu);
 	p = (struct kvt_store_params){
-		.planes = m->planes, .n_planes = PLANES, .flags = c->flags, .block_bytes = m->c.block_bytes,
+		.planes = m->planes, .n_planes = PLANES, .headroom = 2, .flags = c->flags, .block_bytes = m->c.block_bytes,
 		.budget = m->budget, .disk_dir = c->dir ? c->dir : getenv("TMPDIR") ? getenv("TMPDIR") : "/var/tmp",
 		.numa_node = -1, .writeback_bytes_per_s = c->rate, .host = m->host, .gpu = m->gpu,
 		.policy = &kvt_policy_lru,

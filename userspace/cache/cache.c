@@ -63,6 +63,12 @@ static int check_plane(const struct kvt_plane_params *p, uint32_t i, uint64_t bl
 
 static int check_params(struct kvt_cache_params *p)
 {
+	uint64_t physical = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+
+	if (p->ram_bytes > physical || p->pinned_bytes > physical - p->ram_bytes)
+		return kvt_fail(-ENOMEM, "ram_bytes %llu and pinned_bytes %llu are more than this machine's %llu bytes of memory: lower them and give a disk budget",
+				(unsigned long long)p->ram_bytes, (unsigned long long)p->pinned_bytes,
+				(unsigned long long)physical);
 	if (!p->block_bytes)
 		p->block_bytes = DEFAULT_BLOCK_BYTES;
 	if (p->block_bytes % 4096 || p->block_bytes > 2u << 20)
@@ -275,12 +281,8 @@ int64_t kvt_cache_min_ram(const struct kvt_cache_params *params)
 
 static int divide_ram(struct plan *plan)
 {
-	uint64_t physical = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-	uint64_t ram = plan->p.ram_bytes, pinned = plan->p.pinned_bytes, least;
+	uint64_t ram = plan->p.ram_bytes, least;
 
-	if (ram > physical || pinned > physical - ram)
-		return kvt_fail(-ENOMEM, "ram_bytes %llu and pinned_bytes %llu are more than this machine's %llu bytes of memory: lower them and give a disk budget",
-				(unsigned long long)ram, (unsigned long long)pinned, (unsigned long long)physical);
 	if (ram_frames(plan, ram) >= 0 &&
 	    plan->store.frames[KVT_TIER_RAM] + (uint64_t)plan->store.frames[KVT_TIER_PINNED] >= plan->least_frames)
 		return 0;
@@ -352,6 +354,7 @@ static int build(struct kvt_cache *c, struct plan *plan)
 			return ret;
 	}
 	plan->store.budget = c->budget;
+	plan->store.headroom = plan->attend.split_blocks;
 	plan->store.host = c->host;
 	plan->store.gpu = c->gpu;
 	ret = make_tables(c, plan);

@@ -67,7 +67,7 @@ int64_t kvt_cache_stats_json(struct kvt_cache *c, char *buf, size_t bytes)
 	COUNT(cow_copies);
 	COUNT(digest_errors);
 	COUNT(io_errors);
-	COUNT(disk_full);
+	COUNT(full);
 	COUNT(blocks_lost);
 #undef COUNT
 	json_object_set_new(root, "disk_reason", json_string(info.reason ? info.reason : ""));

@@ -18,9 +18,11 @@ static int alloc_locked(struct kvt_store *s, uint32_t plane, uint32_t *block)
 {
 	struct block *b;
 
-	if (s->free_block == NONE)
+	if (s->free_block == NONE) {
+		s->st.full++;
 		return kvt_fail(-ENOSPC, "all %u blocks are in use: raise the memory or disk budgets, or end sequences",
 				s->n_blocks);
+	}
 	*block = s->free_block;
 	b = &s->blocks[*block];
 	s->free_block = b->next;
@@ -340,19 +342,37 @@ uint32_t kvt_store_readable_frames(const struct kvt_store *s)
 
 /* ---- writing ---- */
 
+static void end_change(struct kvt_store *s, uint32_t block)
+{
+	s->changing--;
+	s->working--;
+	unhold(s, block);
+}
+
 /*
  * Hold a block for changing it: at rest, in a frame, not being written back.
  * With @replace its old content is not needed: a block that is not in memory
- * gets a zeroed frame instead of being loaded, and *fresh says so.
+ * gets a zeroed frame instead of being loaded, and *fresh says so. Dirty blocks
+ * leave frames for reading: were all frames dirty and the disk full, nothing
+ * could be read any more.
  */
 static int hold_to_change(struct kvt_store *s, uint32_t block, bool replace, bool *fresh)
 {
 	struct block *b = &s->blocks[block];
+	uint64_t since = s->write_errors;
 	uint32_t tier, frame;
 	int ret = 0;
 
 	*fresh = false;
 	s->working++;
+	while (!b->dirty && s->dirty + s->changing >= s->dirty_max) {
+		ret = wait_room(s, since);
+		if (ret) {
+			s->working--;
+			return ret;
+		}
+	}
+	s->changing++;
 	hold(s, block);
 	while (b->state != B_IDLE || b->writing || (b->frame == NONE && b->rows && !replace)) {
 		if (b->state != B_IDLE || b->writing) {
@@ -382,10 +402,8 @@ static int hold_to_change(struct kvt_store *s, uint32_t block, bool replace, boo
 	b->state = B_IDLE;
 	*fresh = true;
 out:
-	if (ret) {
-		s->working--;
-		unhold(s, block);
-	}
+	if (ret)
+		end_change(s, block);
 	return ret;
 }
 
@@ -402,8 +420,7 @@ static void changed(struct kvt_store *s, uint32_t block, uint32_t rows, uint64_t
 		kvt_store_unplace(s, block);
 		kvt_store_set_slot(s, block, NONE);
 	}
-	s->working--;
-	unhold(s, block);
+	end_change(s, block);
 }
 
 /* A change that broke off: the frame holds a mix. The old content is in the slot, or nowhere. */
@@ -414,8 +431,7 @@ static void change_failed(struct kvt_store *s, uint32_t block)
 	if (b->dirty)
 		kvt_store_lose(s, block);
 	kvt_store_unplace(s, block);
-	s->working--;
-	unhold(s, block);
+	end_change(s, block);
 }
 
 static void encode_rows(uint8_t *dst, const struct kvt_plane_geom *g, uint32_t n, const struct kvt_rows *src)

@@ -109,6 +109,8 @@ struct kvt_store {
 	uint32_t urgent;	 /* calls that wait for a frame */
 	uint32_t flushing;	 /* calls that wait for dirty blocks to become clean */
 	uint32_t dirty;		 /* blocks */
+	uint32_t changing;	 /* blocks that are held to be changed */
+	uint32_t dirty_max;	 /* so that frames stay for reading */
 	uint32_t slot_high;	 /* slots from here on were never used */
 	uint32_t slot_reserve;
 	uint32_t errors_in_row;	 /* of write-back */

@@ -186,7 +186,7 @@ static void store_failed(struct kvt_store *s, struct io *io, int result)
 	}
 	if (full) {
 		kvt_store_retire_slot(s, io->slot, result);
-		s->st.disk_full++;
+		s->st.full++;
 	} else {
 		s->frames[KVT_TIER_DISK].item[s->frames[KVT_TIER_DISK].n++] = io->slot;
 	}

@@ -175,7 +175,7 @@ static int no_room(struct kvt_store *s)
 
 	for (uint32_t t = 0; t < KVT_TIER_DISK; t++)
 		frames += s->frames[t].total;
-	s->st.disk_full++;
+	s->st.full++;
 	if (!disk->total)
 		return kvt_fail(-ENOSPC, "all %u memory frames of %llu bytes are in use and there is no disk tier: raise the memory budgets or give a disk budget",
 				frames, (unsigned long long)s->block_bytes);

@@ -41,6 +41,7 @@ struct kvt_store_params {
 	uint32_t flags; /* KVT_CACHE_* */
 	uint64_t block_bytes;
 	uint32_t frames[KVT_TIERS]; /* frames, and slots on disk */
+	uint32_t headroom;	    /* with a disk tier: frames that dirty blocks leave for reading, fewer than all */
 	struct kvt_budget *budget;  /* [KVT_TIERS]: charged with frames; overhead goes to KVT_TIER_RAM's */
 	const char *disk_dir;
 	int32_t numa_node; /* or -1 */
