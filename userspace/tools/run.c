@@ -221,7 +221,7 @@ static int choose_budgets(const struct run *r, uint64_t all, struct kvt_cache_pa
 	p->gpu_bytes = o->gpu == UNSET ? 0 : o->gpu;
 	p->pinned_bytes = o->pinned == UNSET ? 0 : o->pinned;
 	p->disk_bytes = o->untiered ? 0 : o->disk == UNSET ? all + SPARE_SLOTS * o->block : o->disk;
-	p->ram_bytes = o->ram;
+	p->ram_bytes = o->ram == UNSET ? 0 : o->ram;
 	if (o->ram != UNSET)
 		return 0;
 	least = kvt_cache_min_ram(p);
