@@ -29,6 +29,8 @@ struct uring {
 	pthread_mutex_t sq_lock; /* the submission side of @ring */
 	pthread_mutex_t cq_lock; /* its completion side; neither is taken inside the other */
 	atomic_bool stuck;	 /* the kernel had no memory to take all entries */
+	/* The kernel orders a submission before its completion; this says so to the C memory model. */
+	atomic_uint handed;
 	bool fixed_bufs, fixed_files;
 	pthread_mutex_t buf_lock; /* @buf_used */
 	uint8_t buf_used[MAX_BUFS];
@@ -97,6 +99,7 @@ static void uring_start(struct kvt_io *io, const uint32_t *ids, uint32_t n)
 	pthread_mutex_lock(&u->sq_lock);
 	for (i = 0; i < n; i++)
 		prepare(u, ids[i]);
+	atomic_fetch_add_explicit(&u->handed, 1, memory_order_release);
 	flush(u);
 	pthread_mutex_unlock(&u->sq_lock);
 }
@@ -138,6 +141,7 @@ static void uring_poll(struct kvt_io *io)
 		}
 		io_uring_cq_advance(&u->ring, n);
 		pthread_mutex_unlock(&u->cq_lock);
+		(void)atomic_load_explicit(&u->handed, memory_order_acquire);
 		again = 0;
 		pthread_mutex_lock(&io->lock);
 		for (i = 0; i < n; i++)
