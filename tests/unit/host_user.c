@@ -13,6 +13,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <numaif.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -33,6 +34,14 @@
 #define FRAME (64u << 10)
 #define DEPTH 16u
 
+#ifdef __has_feature /* clang */
+#define SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#else
+#define SANITIZED 0
+#endif
+
 /* ---- the bent functions ---- */
 
 enum { WHOLE, SHORT, TRICKLE, NOTHING, INTERRUPTED, BROKEN, GATED };
@@ -42,6 +51,7 @@ static struct {
 	int direct_write, any_write;	    /* errno of a pwrite(): to a direct file, to any */
 	int statx;			    /* 0: as it is; 1: knows no DIOALIGN; 2: says the next two */
 	uint32_t mem_align, offset_align;   /* the latter is also demanded of short transfers */
+	uint32_t registered;		    /* buffers, so far */
 	_Atomic int transfer; /* of a read or write: one of the above */
 	_Atomic int bent;     /* how often @transfer did something */
 	_Atomic int gate;     /* opens GATED */
@@ -210,7 +220,10 @@ int io_uring_register_buffers_update_tag(struct io_uring *ring, unsigned int off
 		(int (*)(struct io_uring *, unsigned int, const struct iovec *, const __u64 *, unsigned int))dlsym(
 			RTLD_NEXT, "io_uring_register_buffers_update_tag");
 
-	return bend.buffers && iov->iov_base ? -bend.buffers : real(ring, off, iov, tags, n);
+	if (bend.buffers && iov->iov_base)
+		return -bend.buffers;
+	bend.registered += iov->iov_base != NULL;
+	return real(ring, off, iov, tags, n);
 }
 
 /* ---- tests ---- */
@@ -481,11 +494,13 @@ START_TEST(cancelled_before_their_start)
 {
 	struct kvt_xfer x[DEPTH];
 	uint32_t i, cancelled = 0;
+	struct pollfd p = { .events = POLLIN };
 	struct kvt_done done;
 	struct rig r;
 
 	if (!open_rig(&r, KVT_IO_THREADS, test_dir(), DEPTH))
 		return;
+	p.fd = kvt_host_eventfd(r.host);
 	for (i = 0; i < DEPTH; i++) {
 		fill(frame_at(&r, i), FRAME, i);
 		x[i] = xfer(&r, KVT_XFER_WRITE, i, i);
@@ -499,7 +514,8 @@ START_TEST(cancelled_before_their_start)
 	ck_assert_int_eq(kvt_host_cancel(r.host, 3), 1);
 	ck_assert_int_eq(kvt_host_cancel(r.host, 3), 0);
 	ck_assert_int_eq(kvt_host_cancel(r.host, DEPTH), 0);
-	/* They are to be reaped at once, while the others are stuck. */
+	/* They are to be reaped at once, while the others are stuck, and the eventfd tells. */
+	ck_assert_int_eq(poll(&p, 1, 10000), 1);
 	for (i = 0; i < 2; i++) {
 		done = wait_one(r.host);
 		ck_assert_uint_eq(done.user, 3);
@@ -584,6 +600,25 @@ START_TEST(buffers_are_not_registered)
 	must(kvt_pool_create(r.host, &params, &r.pool));
 	ck_assert(r.pool->pinned);
 	write_and_read(&r, 4, 1);
+	rig_close(&r);
+}
+END_TEST
+
+/* Places in the ring's table of buffers are used again. */
+START_TEST(buffers_come_and_go)
+{
+	struct kvt_pool_params params = { .n_frames = 1, .pinned = true, .node = -1 };
+	struct kvt_pool *pool;
+	struct rig r;
+	uint32_t i;
+
+	if (!open_rig(&r, KVT_IO_URING, test_dir(), 1))
+		return;
+	for (i = 0; i < 600; i++) {
+		must(kvt_pool_create(r.host, &params, &pool));
+		kvt_pool_destroy(r.host, pool);
+	}
+	ck_assert_uint_eq(bend.registered, 600);
 	rig_close(&r);
 }
 END_TEST
@@ -831,7 +866,7 @@ START_TEST(descriptors_run_out)
 END_TEST
 
 /* As many as there is address space for; the sanitizers need theirs. */
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !SANITIZED
 START_TEST(workers_cannot_start)
 {
 	struct kvt_budget budget = { .limit = UINT64_MAX };
@@ -883,6 +918,7 @@ int main(void)
 	tcase_add_loop_test(tc, completions_race_the_clearing, KVT_IO_URING, KVT_IO_THREADS + 1);
 	tcase_add_test(tc, io_uring_stops_taking_entries);
 	tcase_add_loop_test(tc, buffers_are_not_registered, 0, 2);
+	tcase_add_test(tc, buffers_come_and_go);
 	tcase_add_test(tc, a_pool_of_several_registered_buffers);
 	tcase_add_test(tc, mbind_is_refused);
 	tcase_add_test(tc, huge_pages_or_not);
@@ -891,7 +927,7 @@ int main(void)
 	tcase_add_loop_test(tc, io_uring_is_denied, 0, 3);
 	tcase_add_test(tc, io_uring_is_denied_later);
 	tcase_add_loop_test(tc, descriptors_run_out, KVT_IO_URING, KVT_IO_THREADS + 1);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !SANITIZED
 	tcase_add_test(tc, workers_cannot_start);
 #endif
 	suite_add_tcase(suite, tc);
