@@ -157,7 +157,7 @@ lint: ## warnings of both compilers, sparse, style, symbols, shell, man pages, s
 bench: $(BUILD)/kvtier ## measure this machine
 	$(BUILD)/kvtier bench
 
--include scripts/kernels.mk
+-include scripts/kernels.mk scripts/kmod.mk
 
 # The module is built in a copy, so that the source tree stays clean.
 KDIR ?= /lib/modules/$(shell uname -r)/build
