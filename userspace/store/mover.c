@@ -244,15 +244,24 @@ static void finished(struct kvt_store *s, uint32_t index, int result)
 
 /* ---- submission: without the lock ---- */
 
-/* A gpu frame reaches the disk through its bounce frame; what arrives there is verified before it goes on. */
+/*
+ * A gpu frame reaches the disk through its bounce frame. What arrives there is
+ * verified before it goes on, and fetched once more if it is wrong.
+ */
 static int fetch_from_gpu(struct kvt_store *s, const struct io *io)
 {
 	uint8_t *data = s->staging->base + (uint64_t)io->bounce * s->block_bytes;
-	int ret = kvt_device_save(s, data, io->frame);
+	int ret;
 
-	if (!ret && digest_of(s, io, data) != io->digest)
-		ret = -EBADMSG;
-	return ret;
+	for (int tries = 0; tries < 2; tries++) {
+		ret = kvt_device_save(s, data, io->frame);
+		if (ret || digest_of(s, io, data) == io->digest)
+			return ret;
+		pthread_mutex_lock(&s->lock);
+		s->st.digest_errors++;
+		pthread_mutex_unlock(&s->lock);
+	}
+	return -EBADMSG;
 }
 
 void kvt_store_submit(struct kvt_store *s)

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT
+/*
+ * The gpu tier through its table alone, on a device whose memory the CPU cannot
+ * touch: random work against the model, every call failing once, completion
+ * late and out of order, bits flipped on the way.
+ */
+#include <check.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/mock.h"
+#include "lib/store_model.h"
+
+static const struct model_config config = { .frames = { 6, 2, 6, 64 }, .slots = 40 };
+
+static struct kvt_gpu *open_mock(void)
+{
+	struct kvt_gpu *gpu;
+
+	ck_assert_msg(!kvt_mock_open(16 << 20, &gpu), "%s", kvt_last_error());
+	return gpu;
+}
+
+static void close_mock(struct kvt_gpu *gpu)
+{
+	ck_assert_str_eq(kvt_mock_fault(gpu), "");
+	ck_assert_uint_eq(kvt_mock_alive(gpu), 0);
+	gpu->ops->close(gpu);
+}
+
+START_TEST(serves_what_was_written)
+{
+	struct model_config c = config;
+	struct kvt_stats st = KVT_INIT(st);
+	struct model *m;
+
+	c.gpu = open_mock();
+	c.seed = 21 + (uint64_t)_i;
+	if (_i) {
+		kvt_mock_delay(c.gpu, _i == 1 ? 3 : UINT64_MAX);
+		kvt_mock_reorder(c.gpu, 5);
+	}
+	ck_assert_msg(!model_create(&c, &m), "%s", kvt_last_error());
+	ck_assert(!model_run(m, 1200));
+	ck_assert(!model_verify(m));
+	kvt_store_stats(model_store(m), &st);
+	ck_assert_uint_gt(st.moves, 50);
+	ck_assert_uint_gt(kvt_mock_count(c.gpu, KVT_MOCK_launch), 100);
+	/* nothing is allocated on the device after the start */
+	ck_assert_uint_eq(kvt_mock_count(c.gpu, KVT_MOCK_alloc), 3);
+	model_destroy(m);
+	close_mock(c.gpu);
+}
+END_TEST
+
+START_TEST(each_call_fails_once)
+{
+	uint64_t step = getenv("KVT_TEST_SANITIZER") ? 31 : 3, at;
+	bool failed = true;
+
+	for (at = 1; failed; at += step) {
+		struct model_config c = config;
+		struct model *m;
+
+		c.gpu = open_mock();
+		c.seed = at;
+		c.errors_allowed = true;
+		kvt_mock_fail_at(c.gpu, at, at % 2 ? -EIO : -ENOMEM);
+		if (!model_create(&c, &m)) {
+			ck_assert_msg(!model_run(m, 60), "call %llu", (unsigned long long)at);
+			ck_assert_msg(!model_verify(m), "call %llu", (unsigned long long)at);
+			model_destroy(m);
+		}
+		failed = kvt_mock_failed(c.gpu);
+		close_mock(c.gpu);
+	}
+	ck_assert_uint_gt(at, 60);
+}
+END_TEST
+
+/* A bit flips while a block moves up, down or to the disk: the move fails or is done again, and the bytes are right. */
+START_TEST(flipped_on_the_way)
+{
+	static const enum kvt_tier to[] = { KVT_TIER_GPU, KVT_TIER_RAM, KVT_TIER_DISK };
+	struct kvt_budget budget[KVT_TIERS] = { { .limit = 1 << 20 }, { .limit = 1 << 20 }, { .limit = 8 << 20 }, { .limit = 1 << 20 } };
+	struct kvt_host_params hp = { .kind = KVT_HOST_USER, .depth = 8, .frame_bytes = 4096, .budget = &budget[KVT_TIER_RAM] };
+	struct kvt_store_params p = { .n_planes = MODEL_PLANES, .block_bytes = 4096, .budget = budget, .frames = { 4, 0, 4, 16 },
+				      .headroom = 2, .disk_dir = "/var/tmp", .numa_node = -1, .policy = &kvt_policy_lru };
+	struct kvt_plane_geom planes[MODEL_PLANES];
+	uint8_t rows[4096], wrong = 0;
+	struct kvt_rows src = { .data = rows, .type = KVT_ENCODED };
+	struct kvt_stats st = KVT_INIT(st);
+	struct kvt_view view;
+	uint32_t block;
+	int64_t ret;
+
+	model_planes(planes, 4096);
+	p.planes = planes;
+	src.stride = planes[0].row_bytes;
+	for (size_t i = 0; i < sizeof(rows); i++)
+		rows[i] = (uint8_t)(i * 7 + _i);
+	p.gpu = open_mock();
+	ck_assert(!kvt_host_open(&hp, &p.host));
+	for (uint64_t nth = 1; nth < 4; nth++) {
+		struct kvt_store *store;
+
+		ck_assert_msg(!kvt_store_create(&p, &store), "%s", kvt_last_error());
+		ck_assert(!kvt_store_alloc(store, 0, &block));
+		ck_assert(!kvt_store_write(store, block, 0, 16, &src)); /* into a gpu frame: the fastest */
+		if (to[_i] == KVT_TIER_GPU)
+			ck_assert_int_eq(kvt_store_move(store, &block, 1, KVT_TIER_RAM), 1);
+		kvt_mock_flip(p.gpu, nth, 4096 * 3 + nth);
+		ret = kvt_store_move(store, &block, 1, to[_i]);
+		ck_assert_msg(ret == 1 || ret == 0 || ret == -EBADMSG, "%lld", (long long)ret);
+		kvt_mock_flip(p.gpu, 0, 0);
+		kvt_store_borrow_begin(store, &block, 1);
+		ret = kvt_store_borrow_wait(store, &block, 1, &view);
+		kvt_store_stats(store, &st);
+		ck_assert_msg(!ret, "the block is lost, though its source was whole: %s", kvt_last_error());
+		ck_assert(!memcmp(view.data, rows, 4096));
+		kvt_store_return(store, &block, 1);
+		wrong += st.digest_errors > 0;
+		ck_assert_msg(!kvt_store_check(store), "%s", kvt_last_error());
+		kvt_store_put(store, block);
+		kvt_store_destroy(store);
+	}
+	ck_assert_uint_gt(wrong, 0);
+	kvt_host_close(p.host);
+	close_mock(p.gpu);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("store_gpu");
+	TCase *t = tcase_create("mock");
+	SRunner *r = srunner_create(s);
+	int failed;
+
+	tcase_set_timeout(t, 300);
+	tcase_add_loop_test(t, serves_what_was_written, 0, 3);
+	tcase_add_test(t, each_call_fails_once);
+	tcase_add_loop_test(t, flipped_on_the_way, 0, 3);
+	suite_add_tcase(s, t);
+	srunner_run_all(r, CK_NORMAL);
+	failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
