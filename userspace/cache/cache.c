@@ -208,6 +208,7 @@ static int64_t ram_frames(struct plan *plan, uint64_t bytes)
 			high = n;
 	}
 	plan->store.frames[KVT_TIER_RAM] = (uint32_t)low;
+	ram_overhead(plan); /* the last try was of another number */
 	return (int64_t)low;
 }
 
