@@ -23,45 +23,48 @@ struct ahead {
 	const struct kvt_split_rows *rows;
 	uint32_t bytes[2];    /* of the head in a row: K, V */
 	uint32_t next, limit; /* rows in the order of use, KVT_TILE for each plane of a tile */
+	uint32_t pace;	      /* lines for each 8 steps of a multiplication */
 };
 
-static inline void ahead_step(struct ahead *a)
+/* Ask for @lines cache lines. More at once than memory can take would stall the loads behind them. */
+static inline void ahead_step(struct ahead *a, uint32_t lines)
 {
-	while (a->at >= a->end) {
-		uint32_t row = a->next / (2 * KVT_TILE) * KVT_TILE + a->next % KVT_TILE, v = a->next / KVT_TILE & 1;
+	for (; lines; lines--) {
+		while (a->at >= a->end) {
+			uint32_t row = a->next / (2 * KVT_TILE) * KVT_TILE + a->next % KVT_TILE, v = a->next / KVT_TILE & 1;
 
-		if (a->next >= a->limit)
-			return;
-		a->next++;
-		if (row >= a->rows->n)
-			continue;
-		a->at = v ? a->rows->v[row] + a->rows->v_offset : a->rows->k[row] + a->rows->k_offset;
-		a->end = a->at + a->bytes[v];
+			if (a->next >= a->limit)
+				return;
+			a->next++;
+			if (row >= a->rows->n)
+				continue;
+			a->at = v ? a->rows->v[row] + a->rows->v_offset : a->rows->k[row] + a->rows->k_offset;
+			a->end = a->at + a->bytes[v];
+		}
+		__builtin_prefetch(a->at, 0, 2);
+		a->at += LINE;
 	}
-	__builtin_prefetch(a->at, 0, 2);
-	if (a->at + LINE < a->end)
-		__builtin_prefetch(a->at + LINE, 0, 2);
-	a->at += 2 * LINE;
-}
-
-static inline void ahead_row(struct ahead *a)
-{
-	for (uint32_t i = 0; i < a->bytes[0]; i += 2 * LINE)
-		ahead_step(a);
 }
 
 /* Ask for the first rows of K. */
 static inline void ahead_begin(struct ahead *a, const struct kvt_split_rows *rows, uint32_t k_bytes, uint32_t v_bytes)
 {
 	*a = (struct ahead){ .rows = rows, .bytes = { k_bytes, v_bytes }, .limit = KVT_TILE };
-	for (int i = 0; i < 16; i++)
-		ahead_row(a);
+	ahead_step(a, 16 * ((k_bytes + LINE - 1) / LINE));
 }
 
-/* The loops begin to consume a plane of a tile: one more may be fetched meanwhile. */
-static inline void ahead_plane(struct ahead *a)
+/*
+ * The loops begin to consume a plane of a tile: one more may be fetched
+ * meanwhile, half of it while packing, half in @pauses of the multiplications.
+ */
+static inline void ahead_plane(struct ahead *a, uint32_t pauses)
 {
+	uint32_t v = a->limit / KVT_TILE & 1, begun = a->limit - KVT_TILE;
+
+	if (a->next < begun)
+		a->next = begun;
 	a->limit += KVT_TILE;
+	a->pace = KVT_TILE / 2 * ((a->bytes[v] + LINE - 1) / LINE) / (pauses + 1) + 1;
 }
 
 #endif

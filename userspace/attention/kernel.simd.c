@@ -19,7 +19,7 @@
 #define BATCH 24 /* query rows that use a panel while it is in the first-level cache */
 #define V_BLOCK 16 /* positions of V that are packed at a time, when they are used only once */
 #define TILE_PANELS (KVT_TILE / PANEL)
-#define V_STRIDE ((KVT_TILE + 1) * PANEL) /* floats; odd in cache lines, or panels would share a cache set */
+#define V_STRIDE(positions) (((positions) + 1) * PANEL) /* odd in cache lines: panels do not share cache sets */
 #define NOINLINE __attribute__((noinline))
 
 /* Panels a pass for n rows: enough independent sums to hide an fma's latency, no more than registers. */
@@ -42,7 +42,7 @@ struct tile {
 	const uint8_t *const *k_rows, *const *v_rows;
 	uint32_t k_offset, v_offset;
 	float *k, *v; /* panels */
-	size_t k_stride;
+	size_t k_stride, v_stride; /* floats between panels */
 	bool once;   /* the query rows are one group: panels are packed as they are used, and only once */
 	bool packed; /* the panels hold this tile */
 	struct ahead ahead;
@@ -72,7 +72,7 @@ static size_t k_stride(const struct kvt_attn_shape *shape)
 
 static size_t scratch_bytes(const struct kvt_attn_shape *shape, uint32_t m)
 {
-	size_t k = TILE_PANELS * k_stride(shape), v = (shape->v_dim + PANEL - 1) / PANEL * (size_t)V_STRIDE;
+	size_t k = TILE_PANELS * k_stride(shape), v = (shape->v_dim + PANEL - 1) / PANEL * (size_t)V_STRIDE(KVT_TILE);
 
 	(void)m;
 	return (k + v) * sizeof(float) + (sizeof(struct batch) + 63) / 64 * 64;
@@ -81,23 +81,30 @@ static size_t scratch_bytes(const struct kvt_attn_shape *shape, uint32_t m)
 /* Where position @j of the panels of dimension @d is. */
 static float *v_panels(const struct tile *t, uint32_t d, unsigned j)
 {
-	return t->v + d / PANEL * V_STRIDE + (t->once ? j % V_BLOCK : j) * PANEL;
+	return t->v + d / PANEL * t->v_stride + (t->once ? j % V_BLOCK : j) * PANEL;
+}
+
+static float *k_panel(const struct tile *t, unsigned panel)
+{
+	return t->k + (t->once ? panel % PANELS_OF(t->rows->m) : panel) * t->k_stride;
 }
 
 static void pack_k(struct tile *t, unsigned panel)
 {
 	unsigned at = panel * PANEL, n = at < t->n ? t->n - at : 0;
 
-	panel_k(t->shape->k_codec, t->k + panel * t->k_stride, t->k_rows + at, t->k_offset, n < PANEL ? n : PANEL,
+	panel_k(t->shape->k_codec, k_panel(t, panel), t->k_rows + at, t->k_offset, n < PANEL ? n : PANEL,
 		t->shape->k_dim, &t->ahead);
 }
 
 /* Positions [from, to). When they are used only once, each block takes the first one's place. */
 static void pack_v(struct tile *t, unsigned from, unsigned to)
 {
+	uint32_t lines = t->shape->v_dim * panel_element(t->shape->v_codec) / (2 * LINE) + 1;
+
 	for (unsigned j = from; j < to && j < t->n; j++) {
-		panel_v(t->shape->v_codec, v_panels(t, 0, j), V_STRIDE, t->v_rows[j] + t->v_offset, t->shape->v_dim);
-		ahead_row(&t->ahead);
+		panel_v(t->shape->v_codec, v_panels(t, 0, j), t->v_stride, t->v_rows[j] + t->v_offset, t->shape->v_dim);
+		ahead_step(&t->ahead, lines);
 	}
 }
 
@@ -158,7 +165,7 @@ VF_INLINE void scores_pass(const unsigned rows, const unsigned panels, struct ba
 	KVT_UNROLL
 	for (unsigned i = 0; i < rows * vecs; i++)
 		c[i] = vf_zero();
-	panel_multiply(rows, panels, c, g->q + at, t->k + p * t->k_stride, t->k_stride, t->shape->k_dim, &t->ahead);
+	panel_multiply(rows, panels, c, g->q + at, k_panel(t, p), t->k_stride, t->shape->k_dim, &t->ahead);
 	KVT_UNROLL
 	for (unsigned i = 0; i < rows; i++) {
 		KVT_UNROLL
@@ -328,7 +335,7 @@ VF_INLINE void output_pass(const bool whole, const unsigned rows, const unsigned
 			c[i * vecs + l] = vf_mul(a, vf_set1(g->alpha[at + i]));
 		}
 	}
-	panel_multiply(rows, panels, c, p, v_panels(t, d, j), V_STRIDE, steps, &t->ahead);
+	panel_multiply(rows, panels, c, p, v_panels(t, d, j), t->v_stride, steps, &t->ahead);
 	KVT_UNROLL
 	for (unsigned i = 0; i < rows; i++) {
 		KVT_UNROLL
@@ -436,20 +443,20 @@ static void accumulate(struct batch *g, struct tile *t, unsigned from, unsigned 
 
 static void take_batch(struct batch *g, struct tile *t)
 {
-	const unsigned step = PANELS_OF(g->n > GROUP ? GROUP : g->n);
+	const unsigned step = PANELS_OF(t->once ? t->rows->m : GROUP);
 	uint64_t any = 0;
 	unsigned from, to; /* panels that some row sees */
 
 	for (unsigned i = 0; i < g->n; i++)
 		any |= g->seen[i];
-	from = (unsigned)__builtin_ctzll(any) / PANEL;
+	from = (unsigned)__builtin_ctzll(any) / PANEL / step * step;
 	to = (63 - (unsigned)__builtin_clzll(any)) / PANEL + 1;
 	if (!t->packed)
-		ahead_plane(&t->ahead);
+		ahead_plane(&t->ahead, TILE_PANELS / step * t->shape->k_dim / 8);
 	if (!t->packed && !t->once) {
 		for (unsigned p = 0; p < TILE_PANELS; p++)
 			pack_k(t, p);
-		ahead_plane(&t->ahead);
+		ahead_plane(&t->ahead, 1);
 		pack_v(t, 0, KVT_TILE);
 		t->packed = true;
 	}
@@ -463,7 +470,7 @@ static void take_batch(struct batch *g, struct tile *t)
 	}
 	soft_max(g, t, from * PANEL, to * PANEL);
 	if (t->once) {
-		ahead_plane(&t->ahead);
+		ahead_plane(&t->ahead, KVT_TILE / 8 * t->shape->v_dim / PANEL / step);
 		for (unsigned j = from * PANEL; j < to * PANEL; j += V_BLOCK) {
 			pack_v(t, j, j + V_BLOCK);
 			accumulate(g, t, j, j + V_BLOCK);
@@ -483,6 +490,7 @@ static NOINLINE void split_rows(const struct kvt_attn_shape *shape, const struct
 	t.k_offset = kv->k_offset;
 	t.v_offset = kv->v_offset;
 	t.k_stride = k_stride(shape);
+	t.v_stride = V_STRIDE(t.once ? V_BLOCK : KVT_TILE);
 	t.k = align_up(g + 1);
 	t.v = t.k + TILE_PANELS * t.k_stride;
 	g->n = 0;

@@ -62,15 +62,46 @@ VF_INLINE void panel_transpose(uint32_t codec, float *out, const uint8_t *const 
 	}
 }
 
+#ifdef KVT_TRANSPOSE_HALVES
+/* The whole panel but for the last dims % 8 dimensions, which the caller adds. */
+VF_INLINE uint32_t panel_k_halves(uint32_t codec, float *out, const uint8_t *const *k, uint32_t offset, uint32_t dims,
+				  struct ahead *ahead)
+{
+	uint32_t d = 0;
+
+	for (; d + 8 <= dims; d += 8) {
+		__m256i v[8];
+
+		ahead_step(ahead, PANEL * 8 * 2 / LINE / 2);
+		vf_transpose_halves(k, offset + d * 2, v);
+		KVT_UNROLL
+		for (unsigned i = 0; i < 8; i++) {
+			__m128i low = _mm256_castsi256_si128(v[i]), high = _mm256_extracti128_si256(v[i], 1);
+
+			vf_store(out + (d + i) * PANEL, codec == KVT_F16 ? _mm256_cvtph_ps(low) : vf_of_bf16(low));
+			vf_store(out + (d + i) * PANEL + 8, codec == KVT_F16 ? _mm256_cvtph_ps(high) : vf_of_bf16(high));
+		}
+	}
+	return d;
+}
+#endif
+
 VF_INLINE void panel_k_codec(uint32_t codec, float *out, const uint8_t *const *k, uint32_t offset, unsigned rows,
 			     uint32_t dims, struct ahead *ahead)
 {
+	uint32_t first = 0;
+
+#ifdef KVT_TRANSPOSE_HALVES
+	if (codec != KVT_F32 && rows == PANEL)
+		first = panel_k_halves(codec, out, k, offset, dims, ahead);
+#endif
 	for (unsigned lane = 0; lane < PANEL; lane += KVT_VW, out += KVT_VW, k += KVT_VW) {
 		unsigned have = rows > lane ? rows - lane : 0;
-		uint32_t d = 0;
+		uint32_t d = first;
 
 		for (; d + KVT_VW <= dims; d += KVT_VW) {
-			ahead_step(ahead);
+			/* half of the lines that this reads; the multiplication asks for the other half */
+			ahead_step(ahead, KVT_VW * KVT_VW * panel_element(codec) / LINE / 2);
 			panel_transpose(codec, out, k, offset, have, d, KVT_VW);
 		}
 		if (d < dims)
@@ -138,7 +169,7 @@ VF_INLINE void panel_multiply(const unsigned rows, const unsigned panels, vf *c,
 	for (uint32_t s = 0; s < steps;) {
 		uint32_t pause = steps - s < 8 ? steps : s + 8;
 
-		ahead_step(ahead);
+		ahead_step(ahead, ahead->pace);
 		for (; s < pause; s++, b += PANEL) {
 			vf x[4 * PANEL_VECS];
 

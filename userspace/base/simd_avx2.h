@@ -65,10 +65,12 @@ VF_INLINE void vf_store_f16(void *p, vf v)
 	_mm_storeu_si128(p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-VF_INLINE vf vf_load_bf16(const void *p)
+VF_INLINE vf vf_of_bf16(__m128i h)
 {
-	return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
+	return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
+
+VF_INLINE vf vf_load_bf16(const void *p) { return vf_of_bf16(_mm_loadu_si128(p)); }
 
 VF_INLINE void vf_store_bf16(void *p, vf v)
 {
@@ -101,6 +103,38 @@ VF_INLINE void vf_transpose(vf *v)
 	for (int i = 0; i < 4; i++) {
 		v[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
 		v[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+	}
+}
+
+/* Transposing before widening: half the shuffles. Here alone, as other sets' vectors differ too much to share it. */
+#define KVT_TRANSPOSE_HALVES
+
+/* 8 elements of 16 rows become 16 rows of each element, in v[element]. */
+VF_INLINE void vf_transpose_halves(const uint8_t *const *rows, uint32_t offset, __m256i *v)
+{
+	__m256i a[8], b[8];
+
+	KVT_UNROLL
+	for (int i = 0; i < 8; i++)
+		v[i] = _mm256_inserti128_si256(
+			_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(rows[i] + offset))),
+			_mm_loadu_si128((const __m128i *)(rows[i + 8] + offset)), 1);
+	KVT_UNROLL
+	for (int i = 0; i < 8; i += 2) {
+		a[i] = _mm256_unpacklo_epi16(v[i], v[i + 1]);
+		a[i + 1] = _mm256_unpackhi_epi16(v[i], v[i + 1]);
+	}
+	KVT_UNROLL
+	for (int i = 0; i < 8; i += 4) {
+		b[i] = _mm256_unpacklo_epi32(a[i], a[i + 2]);
+		b[i + 1] = _mm256_unpackhi_epi32(a[i], a[i + 2]);
+		b[i + 2] = _mm256_unpacklo_epi32(a[i + 1], a[i + 3]);
+		b[i + 3] = _mm256_unpackhi_epi32(a[i + 1], a[i + 3]);
+	}
+	KVT_UNROLL
+	for (int i = 0; i < 4; i++) {
+		v[2 * i] = _mm256_unpacklo_epi64(b[i], b[i + 4]);
+		v[2 * i + 1] = _mm256_unpackhi_epi64(b[i], b[i + 4]);
 	}
 }
 
