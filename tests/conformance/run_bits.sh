@@ -1,0 +1,89 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# kvtier run: the logits file has the same bytes whatever the budgets, blocks, threads, chunks, I/O path and tiers.
+set -u
+model=$KVT_SOURCE/tests/data/kvt-demo
+dir=$TMPDIR/bits
+failed=0
+mkdir "$dir"
+head -c 1500 "$model/heldout.txt" >"$dir/prompt"
+
+# run NAME OPTIONS...
+run() {
+	"$KVT_BUILD/kvtier" run --model "$model" --prompt-file "$dir/prompt" --max-tokens 12 --disk-dir "$dir" "$@"
+}
+
+"$KVT_BUILD/kvtier" run --model "$model" --prompt-file "$dir/prompt" --max-tokens 12 --untiered \
+	--logits "$dir/untiered.f32" >"$dir/untiered.txt" || exit 1
+if [ "$(stat -c %s "$dir/untiered.f32")" != $((12 * 260 * 4)) ]; then
+	echo "--logits holds $(stat -c %s "$dir/untiered.f32") bytes, not 12 rows of 260 floats"
+	exit 1
+fi
+
+# same OPTIONS...: a run with them gives the bytes of the untiered one
+same() {
+	if ! run "$@" --logits "$dir/logits.f32" --stats "$dir/stats" >"$dir/text" 2>"$dir/err"; then
+		echo "$*: $(cat "$dir/err")"
+		failed=1
+	elif ! cmp "$dir/logits.f32" "$dir/untiered.f32" || ! cmp "$dir/text" "$dir/untiered.txt"; then
+		echo "$*: other bytes"
+		failed=1
+	fi
+	rm -f "$dir/logits.f32"
+}
+
+# counted NAME: the counter is in the stats of the last run, and not 0
+counted() {
+	grep -q "\"$1\": [1-9]" "$dir/stats" || { echo "$1 is 0: the run has not tested what it should"; failed=1; }
+}
+
+# needs OPTIONS...: least=, the smallest --ram-bytes that runs, and books=, what of it is not frames
+needs() {
+	message=$(run --ram-bytes 1 "$@" 2>&1)
+	least=$(echo "$message" | sed -n 's/.* at least \([0-9]*\) are needed.*/\1/p')
+	books=$(echo "$message" | sed -n 's/.*(\([0-9]*\) of them bookkeeping.*/\1/p')
+	[ -n "$least$books" ] || { echo "no least budget in: $message"; exit 1; }
+}
+
+kv=$((1511 * 3072)) # bytes: 6 layers, K and V, 2 heads of 64 in f16
+
+for block in 4K 64K 1M; do
+	needs --block-bytes $block
+	same --block-bytes $block --ram-bytes "$least"
+	if run --block-bytes $block --ram-bytes $((least - 1)) >/dev/null 2>&1; then
+		echo "--block-bytes $block: it runs with less than the least"
+		failed=1
+	fi
+done
+needs --block-bytes 64K
+same --pinned-bytes $((kv / 4)) --ram-bytes $((books + kv / 4))
+needs --block-bytes 4K --pinned-bytes $((kv / 24))
+same --block-bytes 4K --pinned-bytes $((kv / 24)) --ram-bytes $((books + kv / 24))
+counted disk_reads
+counted evictions
+for io in uring threads; do
+	if [ $io = uring ] && "$KVT_BUILD/kvtier" doctor --json | tr -d ' \n' | grep -q '"name":"io_uring","status":"missing"'; then
+		echo "SKIP: --io uring: the kernel denies it"
+		continue
+	fi
+	needs --block-bytes 16K --io $io
+	same --block-bytes 16K --ram-bytes "$least" --io $io
+	counted disk_reads
+done
+for threads in 1 2 3 7; do
+	same --threads $threads
+done
+for chunk in 1 7 64 512 100000; do
+	same --prefill-chunk $chunk
+done
+same --block-bytes 16K --gpu-bytes 1M --backend cpu --ram-bytes 3M
+counted disk_reads
+# the portable kernels are slow: the beginning of the same prompt
+head -c 100 "$model/heldout.txt" >"$dir/short"
+for isa in portable avx2 avx512 neon; do
+	KVTIER_ISA=$isa run --prompt-file "$dir/short" --max-tokens 4 --logits "$dir/$isa.f32" >/dev/null 2>"$dir/err"
+	grep -q 'does not have it' "$dir/err" && continue
+	cmp "$dir/$isa.f32" "$dir/portable.f32" || failed=1
+done
+rm -rf "$dir"
+exit $failed
