@@ -392,12 +392,9 @@ static void *mover(void *arg)
 	bool quit;
 
 	for (;;) {
-		if (poll(fds, 2, timeout) > 0) {
-			/* counters only wake: what they say is looked up below */
-			for (int i = 0; i < 2; i++)
-				if (fds[i].revents && read(fds[i].fd, &count, sizeof(count)) < 0)
-					continue;
-		}
+		/* both only wake; the host clears its own, and what there is to do is looked up below */
+		if (poll(fds, 2, timeout) > 0 && fds[1].revents && read(s->wake, &count, sizeof(count)) < 0)
+			count = 0;
 		while ((n = kvt_host_reap(s->host, done, BATCH)) > 0)
 			for (int i = 0; i < n; i++)
 				finished(s, (uint32_t)done[i].user, done[i].result);
