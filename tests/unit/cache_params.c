@@ -79,7 +79,7 @@ START_TEST(each_bad_parameter_alone)
 	BAD(max_tokens, 1u << 31, -EINVAL, "max_tokens");
 	BAD(ram_bytes, 0, -ENOMEM, "ram_bytes");
 	BAD(ram_bytes, 4096, -ENOMEM, "ram_bytes");
-	BAD(ram_bytes, 1ull << 60, -ENOMEM, "memory");
+	BAD(ram_bytes, 1ull << 60, -ENOMEM, "this machine");
 	BAD(pinned_bytes, 1ull << 60, -ENOMEM, "pinned_bytes");
 	BAD(pinned_bytes, 100, -ENOMEM, "pinned_bytes");
 	BAD(disk_bytes, 100, -ENOMEM, "disk_bytes");
