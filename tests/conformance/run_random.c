@@ -5,6 +5,7 @@
  * and instruction set.
  */
 #include <check.h>
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -180,6 +181,106 @@ START_TEST(same_bits_on_every_isa)
 }
 END_TEST
 
+/* What a cache cannot hold, or a model not read, is refused, and the sequence goes on as if nothing had been. */
+START_TEST(refusals_change_nothing)
+{
+	const struct ref_how plain = { .name = "untiered", .codec = KVT_F32 };
+	struct kvt_plane_params planes[2 * LAYERS];
+	struct kvt_cache_params p = KVT_INIT(p);
+	uint32_t ids[PROMPT + 1] = { 256 }, fed = 0, at = 0, bad = VOCAB;
+	float *want, *got = malloc((PROMPT + 1) * VOCAB * sizeof(*got));
+	struct ref_engine *engine;
+	struct kvt_cache *cache;
+	struct ref_model *m;
+	struct kvt_seq *seq;
+
+	seed = 5;
+	m = make_model(8, 2, 64, true);
+	for (uint32_t i = 1; i < PROMPT; i++)
+		ids[i] = next() % VOCAB;
+	want = ref_run(m, &plain, ids, PROMPT, 1, NULL, NULL);
+	ref_planes(&m->config, KVT_F32, planes);
+	p.planes = planes;
+	p.n_planes = 2 * LAYERS;
+	p.block_bytes = 4096; /* 8 rows */
+	p.max_seqs = 1;
+	p.max_tokens = PROMPT + 1;
+	p.max_query_rows = 64;
+	p.max_query_heads = 8;
+	/* frames for what attention holds at once and a little more: no room for the prompt */
+	p.ram_bytes = (uint64_t)kvt_cache_min_ram(&p) + 20 * 4096;
+	ck_assert_msg(kvt_cache_create(&p, &cache) == 0, "%s", kvt_last_error());
+	ck_assert_int_eq(kvt_seq_create(cache, &seq), 0);
+	ck_assert_int_eq(ref_engine_create(m, cache, 64, NULL, &engine), 0);
+	ck_assert_int_eq(ref_forward(engine, seq, &bad, 1, 0, got), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "token id 257, the model has 257"));
+	ck_assert_int_eq(ref_forward(engine, seq, ids, 65, 0, got), -EINVAL);
+	ck_assert_int_eq(ref_forward(engine, seq, ids, 0, 0, got), -EINVAL);
+	ck_assert_int_eq(ref_forward(engine, seq, ids, 1, 2, got), -EINVAL);
+	ck_assert_uint_eq(kvt_seq_len(seq), 0);
+	for (uint32_t step = 64; step;) {
+		int err = ref_forward(engine, seq, ids + at, step, step, got + (size_t)at * VOCAB);
+
+		if (!err) {
+			at += step;
+			continue;
+		}
+		ck_assert_msg(err == -ENOSPC, "%d: %s", err, kvt_last_error());
+		fed = at;
+		ck_assert_uint_eq(kvt_seq_len(seq), at);
+		step /= 2; /* a smaller step may still fit */
+	}
+	ck_assert_uint_gt(fed, 0);
+	ck_assert_uint_lt(fed, PROMPT);
+	ck_assert_mem_eq(got, want, (size_t)fed * VOCAB * sizeof(*got));
+	/* room again: the rest is what it would have been */
+	ck_assert_int_eq(kvt_seq_truncate(seq, 10), 0);
+	ck_assert_msg(ref_forward(engine, seq, ids + 10, 50, 50, got) == 0, "%s", kvt_last_error());
+	ck_assert_mem_eq(got, want + 10 * VOCAB, 50 * VOCAB * sizeof(*got));
+	ref_engine_free(engine);
+	kvt_seq_free(seq);
+	kvt_cache_destroy(cache);
+	ref_model_free(m);
+	free(want);
+	free(got);
+}
+END_TEST
+
+START_TEST(context_is_kept)
+{
+	struct ref_how how = { .name = "context", .codec = KVT_F16 };
+	uint32_t ids[16] = { 256 };
+	struct ref_engine *engine;
+	struct kvt_plane_params planes[2 * LAYERS];
+	struct kvt_cache_params p = KVT_INIT(p);
+	struct kvt_cache *cache;
+	struct kvt_seq *seq;
+	struct ref_model *m;
+
+	seed = 6;
+	m = make_model(4, 4, 8, false);
+	m->config.context = 12;
+	free(ref_run(m, &how, ids, 9, 4, NULL, NULL)); /* exactly full */
+	ref_planes(&m->config, KVT_F16, planes);
+	p.planes = planes;
+	p.n_planes = 2 * LAYERS;
+	p.ram_bytes = 64 << 20;
+	p.max_tokens = 64;
+	ck_assert_msg(kvt_cache_create(&p, &cache) == 0, "%s", kvt_last_error());
+	ck_assert_int_eq(kvt_seq_create(cache, &seq), 0);
+	ck_assert_int_eq(ref_engine_create(m, cache, 16, NULL, &engine), 0);
+	ck_assert_int_eq(ref_forward(engine, seq, ids, 13, 0, NULL), -ERANGE);
+	ck_assert_int_eq(ref_forward(engine, seq, ids, 12, 0, NULL), 0);
+	ck_assert_int_eq(ref_forward(engine, seq, ids, 1, 0, NULL), -ERANGE);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "1 tokens behind 12: the model's context is 12"));
+	ck_assert_uint_eq(kvt_seq_len(seq), 12);
+	ref_engine_free(engine);
+	kvt_seq_free(seq);
+	kvt_cache_destroy(cache);
+	ref_model_free(m);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("run_random");
@@ -189,6 +290,8 @@ int main(void)
 
 	tcase_add_loop_test(t, same_bits, 0, 20);
 	tcase_add_test(t, same_bits_on_every_isa);
+	tcase_add_test(t, refusals_change_nothing);
+	tcase_add_test(t, context_is_kept);
 	suite_add_tcase(s, t);
 	srunner_run_all(r, CK_NORMAL);
 	failed = srunner_ntests_failed(r);

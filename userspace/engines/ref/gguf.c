@@ -134,8 +134,8 @@ int ref_gguf_config(const struct kvt_weights *w, struct ref_config *config)
 	err = get_rope(w, &c);
 	if (!err)
 		err = get_special(w, &c);
-	if (!err)
-		err = ref_config_check(&c);
+	if (!err && ref_config_check(&c))
+		err = kvt_fail_more(-EINVAL, "%s", w->path);
 	if (!err)
 		*config = c;
 	return err;
