@@ -23,7 +23,7 @@
 #define DEFAULT_MAX_SEQS 16
 #define DEFAULT_MAX_TOKENS 131072
 #define DEFAULT_QUERY_ROWS 512
-#define HOST_DEPTH 128
+#define HOST_DEPTH 64
 
 /* ---- parameters ---- */
 

@@ -280,8 +280,30 @@ void kvt_store_borrow_begin(struct kvt_store *s, const uint32_t *blocks, uint32_
 		kvt_store_submit(s);
 }
 
+/* Queue loads of blocks from *next on until there is no frame or io for one. */
+static void load_ahead(struct kvt_store *s, const uint32_t *blocks, uint32_t n, uint32_t *next)
+{
+	bool queued = false;
+
+	for (; *next < n; (*next)++) {
+		const struct block *b = blocks[*next] == KVT_NO_BLOCK ? NULL : &s->blocks[blocks[*next]];
+
+		if (!b || !b->rows || b->frame != NONE || b->state != B_IDLE || b->lost || b->error)
+			continue;
+		if (kvt_store_load(s, blocks[*next], HOST_TIERS))
+			break;
+		queued = true;
+	}
+	if (!queued)
+		return;
+	pthread_mutex_unlock(&s->lock);
+	kvt_store_submit(s);
+	pthread_mutex_lock(&s->lock);
+}
+
 int kvt_store_borrow_wait(struct kvt_store *s, const uint32_t *blocks, uint32_t n, struct kvt_view *views)
 {
+	uint32_t next = 0;
 	int ret = 0;
 
 	pthread_mutex_lock(&s->lock);
@@ -292,6 +314,10 @@ int kvt_store_borrow_wait(struct kvt_store *s, const uint32_t *blocks, uint32_t 
 		if (!b || !b->rows) {
 			views[i] = (struct kvt_view){ .data = s->zeros, .tier = KVT_TIER_RAM };
 			continue;
+		}
+		if (b->frame == NONE && next < n) {
+			next = next < i ? i : next;
+			load_ahead(s, blocks, n, &next);
 		}
 		ret = wait_resident(s, blocks[i], false);
 		if (!ret)

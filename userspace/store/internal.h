@@ -25,7 +25,7 @@
 #include "store/store.h"
 
 #define NONE UINT32_MAX
-#define IO_DEPTH 128
+#define IO_DEPTH 1024 /* loads and stores alive; the host takes fewer at once, the rest are queued */
 #define MOVER_STACK (256u << 10)
 #define STAGING_MAX 8		 /* bounce frames of write-back, */
 #define STAGING_BYTES (1u << 20) /* or about so many bytes of them */
