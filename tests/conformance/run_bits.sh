@@ -78,6 +78,46 @@ for chunk in 1 7 64 512 100000; do
 done
 same --block-bytes 16K --gpu-bytes 1M --backend cpu --ram-bytes 3M
 counted disk_reads
+# the directory goes away while the disk tier is in use
+needs --block-bytes 16K
+mkdir "$dir/gone"
+run --block-bytes 16K --ram-bytes "$least" --prefill-chunk 16 --disk-dir "$dir/gone" --logits "$dir/logits.f32" \
+	>"$dir/text" 2>"$dir/err" &
+pid=$!
+for _ in $(seq 200); do
+	# shellcheck disable=SC2010 # names are not read, only where links point to
+	ls -l "/proc/$pid/fd" 2>/dev/null | grep -q "$dir/gone/.*(deleted)" && break
+	sleep 0.05
+done
+rmdir "$dir/gone" || failed=1
+if ! wait $pid || ! cmp "$dir/logits.f32" "$dir/untiered.f32"; then
+	echo "a --disk-dir that vanished: $(cat "$dir/err")"
+	failed=1
+fi
+
+# a full disk: an error where memory cannot hold the rest, nothing to notice where it can
+mkdir "$dir/small"
+# shellcheck disable=SC2016 # expanded by the inner shell
+if ! unshare -rm sh -c 'mount -t tmpfs -o size=256k none "$1"' - "$dir/small" 2>/dev/null; then
+	echo "SKIP: a full --disk-dir: no mount namespace here"
+else
+	full() {
+		# shellcheck disable=SC2016
+		unshare -rm sh -c 'mount -t tmpfs -o size=256k none "$1" && shift && exec "$@"' - "$dir/small" \
+			"$KVT_BUILD/kvtier" run --model "$model" --prompt-file "$dir/prompt" --max-tokens 12 --block-bytes 16K \
+			--disk-dir "$dir/small" --logits "$dir/full.f32" "$@" >"$dir/text" 2>"$dir/err"
+	}
+	if full --ram-bytes "$least" || [ "$(grep -c . "$dir/err")" -gt 3 ] || [ -e "$dir/full.f32" ] ||
+		! tail -n 1 "$dir/err" | grep -q '^kvtier run: '; then
+		echo "a full disk and little memory: $(cat "$dir/err")"
+		failed=1
+	fi
+	if ! full --ram-bytes 16M || ! cmp "$dir/full.f32" "$dir/untiered.f32"; then
+		echo "a full disk and enough memory: $(cat "$dir/err")"
+		failed=1
+	fi
+fi
+
 # the portable kernels are slow: the beginning of the same prompt
 head -c 100 "$model/heldout.txt" >"$dir/short"
 for isa in portable avx2 avx512 neon; do
