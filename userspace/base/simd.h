@@ -26,8 +26,23 @@
 #define KVT_SIMD_PASTE(a, b) KVT_SIMD_PASTE2(a, b)
 #define KVT_SIMD(name) KVT_SIMD_PASTE(name, KVT_ISA)
 
-/* Before a loop of constant count over an array of vectors: unrolled, the array lives in registers. */
+/*
+ * Before a loop of constant count over an array of vectors: unrolled, the array
+ * lives in registers. Where speed is not what counts, in portable code and under
+ * a sanitizer, loops stay loops (KVT_COMPACT): unrolled, they take a compiler minutes.
+ */
+#if defined(KVT_ISA_portable) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define KVT_COMPACT 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define KVT_COMPACT 1
+#endif
+#endif
+#ifdef KVT_COMPACT
+#define KVT_UNROLL
+#else
 #define KVT_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 #define VF_INLINE static inline __attribute__((always_inline, unused))
 
