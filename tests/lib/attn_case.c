@@ -282,11 +282,17 @@ bool attn_case_run(const struct kvt_attn_kernels *kernels, const struct attn_cas
 	}
 	kernels->finish(&total, m, v_dim, c->sinks ? c->sinks + row : NULL, outs);
 	memcpy(out, result, acc);
-	good &= zone_free(total.max, m * 4, shift * 4) & zone_free(total.sum, m * 4, shift * 4);
-	good &= zone_free(part.max, m * 4, shift * 4) & zone_free(part.sum, m * 4, shift * 4);
-	good &= zone_free(total.acc, acc, shift * 4) & zone_free(part.acc, acc, shift * 4);
-	good &= zone_free(kb, k, shift * ke) & zone_free(vb, v, shift * ve) & zone_free(work, scratch, 0);
-	good &= zone_free(result, acc, shift * 4) & zone_free(q, (size_t)m * c->shape.k_dim * 4, shift * 4);
+	good &= zone_free(total.max, m * 4, shift * 4);
+	good &= zone_free(total.sum, m * 4, shift * 4);
+	good &= zone_free(part.max, m * 4, shift * 4);
+	good &= zone_free(part.sum, m * 4, shift * 4);
+	good &= zone_free(total.acc, acc, shift * 4);
+	good &= zone_free(part.acc, acc, shift * 4);
+	good &= zone_free(kb, k, shift * ke);
+	good &= zone_free(vb, v, shift * ve);
+	good &= zone_free(work, scratch, 0);
+	good &= zone_free(result, acc, shift * 4);
+	good &= zone_free(q, (size_t)m * c->shape.k_dim * 4, shift * 4);
 	free(qs);
 	free(outs);
 	free(masks);
