@@ -109,18 +109,23 @@ free_pages:
 }
 
 /* Give a frame memory: 1, or 0 if it had some, or an error. */
-int kvt_frame_populate(struct kvt_pool *pool, u32 index)
+static int kvt_frame_try_populate(struct kvt_pool *pool, u32 index)
 {
 	struct kvt_frame fresh = {}, *frame = &pool->frames[index];
 	struct mem_cgroup *old;
+	bool charged = false;
 	int err;
 
 	/* A look without the lock, to spare the common case an allocation. */
 	if (READ_ONCE(frame->runs))
 		return 0;
-	err = kvt_charge(&pool->account, pool->frame_bytes);
-	if (err)
-		return err;
+	/* The pool was charged for the first time that a frame has memory. */
+	if (READ_ONCE(frame->had_memory)) {
+		err = kvt_charge(&pool->account, pool->frame_bytes);
+		if (err)
+			return err;
+		charged = true;
+	}
 	old = set_active_memcg(pool->account.memcg);
 	err = kvt_runs_alloc(pool, &fresh);
 	set_active_memcg(old);
@@ -128,7 +133,9 @@ int kvt_frame_populate(struct kvt_pool *pool, u32 index)
 		goto uncharge;
 
 	down_write(&pool->map_lock);
-	if (frame->runs) {
+	/* Another came first; or came first and lost it, so that a charge is missing: the caller tries again. */
+	if (frame->runs || frame->had_memory != charged) {
+		err = frame->runs ? 0 : -EAGAIN;
 		up_write(&pool->map_lock);
 		kvt_runs_free(fresh.runs, fresh.n_runs, &fresh.one);
 		goto uncharge;
@@ -136,7 +143,7 @@ int kvt_frame_populate(struct kvt_pool *pool, u32 index)
 	frame->one = fresh.one;
 	frame->n_runs = fresh.n_runs;
 	frame->nid = fresh.nid;
-	frame->had_memory = true;
+	WRITE_ONCE(frame->had_memory, true);
 	WRITE_ONCE(frame->runs, fresh.runs == &fresh.one ? &frame->one : fresh.runs);
 	atomic_inc(&pool->present);
 	if (frame->n_runs == 1)
@@ -151,8 +158,19 @@ int kvt_frame_populate(struct kvt_pool *pool, u32 index)
 	return 1;
 
 uncharge:
-	kvt_uncharge(&pool->account, pool->frame_bytes);
+	if (charged)
+		kvt_uncharge(&pool->account, pool->frame_bytes);
 	return err;
+}
+
+int kvt_frame_populate(struct kvt_pool *pool, u32 index)
+{
+	int ret;
+
+	do {
+		ret = kvt_frame_try_populate(pool, index);
+	} while (ret == -EAGAIN);
+	return ret;
 }
 
 /* Drop a frame's memory. Its word says BUSY, map_lock is held for writing, and no transfer uses it. */
@@ -169,6 +187,7 @@ static void kvt_frame_drop(struct kvt_pool *pool, u32 index)
 	WRITE_ONCE(frame->runs, NULL);
 	frame->n_runs = 0;
 	frame->generation = (frame->generation + 1) & 0xffffff;
+	/* Who sees FREE may ask for memory again: the old one is gone. */
 	smp_store_release(&pool->words[index], KVTIER_WORD(KVTIER_WORD_FREE, frame->generation, 0));
 	kvt_uncharge(&pool->account, pool->frame_bytes);
 }
@@ -235,21 +254,19 @@ void kvt_frame_put(struct kvt_pool *pool, u32 index)
 	atomic_dec(&pool->frames[index].in_flight);
 }
 
-/* At the pool's end: nobody maps it, nothing is in flight. */
+/* At the pool's end: nobody maps it, nothing is in flight. The charges are the caller's to take back. */
 void kvt_frames_free(struct kvt_pool *pool)
 {
 	struct kvt_frame *frame;
-	u32 i, n = 0;
+	u32 i;
 
 	for (i = 0; i < pool->n_frames; i++) {
 		frame = &pool->frames[i];
 		if (!frame->runs)
 			continue;
 		kvt_runs_free(frame->runs, frame->n_runs, &frame->one);
-		n++;
 		cond_resched();
 	}
-	kvt_uncharge(&pool->account, (u64)n * pool->frame_bytes);
 }
 
 static int kvt_range_check(const struct kvt_pool *pool, const struct kvtier_range *range)

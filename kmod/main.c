@@ -185,5 +185,6 @@ static void __exit kvt_exit(void)
 module_init(kvt_init);
 module_exit(kvt_exit);
 MODULE_LICENSE("GPL");
+MODULE_VERSION("0.1.0");
 MODULE_DESCRIPTION("Pools of memory frames for tiered key-value caches");
 MODULE_ALIAS("devname:kvtier");

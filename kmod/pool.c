@@ -229,7 +229,7 @@ static int kvt_pool_fill(struct kvt_pool *pool)
 	int err;
 	u32 i;
 
-	err = kvt_charge(&pool->account, words + table + PAGE_SIZE);
+	err = kvt_charge(&pool->account, words + table + PAGE_SIZE + (u64)pool->n_frames * pool->frame_bytes);
 	if (err)
 		return err;
 	pool->frames = kvmalloc(table, gfp);

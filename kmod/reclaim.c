@@ -23,7 +23,13 @@
 #define KVT_WINDOW   65536u /* words looked at in a call and pool */
 #define KVT_OLDEST   64u /* frames taken from a window */
 #define KVT_AT_ONCE  16u /* pools worked on in a call */
-#define KVT_BATCH    1024 /* pages that reclaim asks for at once */
+#define KVT_BATCH    128 /* pages that reclaim asks for at once */
+
+/*
+ * Reclaim of a cgroup does not count what shrinkers give back, and so always goes down to its last priority, at which it
+ * asks for 4 / seeks of all. With the usual 2, a cgroup at its limit would lose every clean frame at once.
+ */
+#define KVT_SEEKS    32
 
 static struct shrinker *kvt_shrinker;
 static struct list_lru kvt_lru;
@@ -53,6 +59,7 @@ static void kvt_find_pools(struct shrink_control *sc, struct kvt_found *found)
 	unsigned long walk = KVT_AT_ONCE;
 
 	found->n = 0;
+	/* With kvt_reclaim_init(): the list is there. */
 	if (smp_load_acquire(&kvt_lru_ready))
 		list_lru_walk_one(&kvt_lru, sc->nid, sc->memcg, kvt_find_pool, found, &walk);
 }
@@ -245,7 +252,7 @@ int kvt_reclaim_init(void)
 	}
 	kvt_shrinker->count_objects = kvt_count_pages;
 	kvt_shrinker->scan_objects = kvt_scan_pages;
-	kvt_shrinker->seeks = DEFAULT_SEEKS;
+	kvt_shrinker->seeks = KVT_SEEKS;
 	kvt_shrinker->batch = KVT_BATCH;
 	if (KVT_LRU_AFTER_SHRINKER) {
 		err = kvt_shrinker_register(kvt_shrinker);
@@ -255,6 +262,7 @@ int kvt_reclaim_init(void)
 	err = list_lru_init_memcg(&kvt_lru, kvt_shrinker);
 	if (err)
 		goto free_shrinker;
+	/* On kernels where the shrinker may run already: see kvt_find_pools(). */
 	smp_store_release(&kvt_lru_ready, true);
 	if (!KVT_LRU_AFTER_SHRINKER) {
 		err = kvt_shrinker_register(kvt_shrinker);

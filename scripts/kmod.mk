@@ -11,10 +11,37 @@ $(BUILD)/tests/vm/%: tests/vm/%.c tests/vm/vt.c tests/vm/vt.h include/uapi/linux
 	$(CC) -std=gnu11 -O2 -g $(WARN) -D_GNU_SOURCE -Iinclude/uapi -static -pthread -o $@ $< tests/vm/vt.c -luring
 
 .PHONY: vm-tests check-vm check-kasan
-vm-tests: $(VM_TEST_BIN)
+vm-tests: $(VM_TEST_BIN) $(BUILD)/kvtier $(BUILD)/tests/conformance/host
 
 check-vm: vm-tests ## test the module in virtual machines with Debian's kernels (fetched at the first call)
 	scripts/vm/check $(VM_KERNELS)
 
 check-kasan: vm-tests ## the same with KASAN, lockdep, kmemleak and fault injection (the kernel is built at the first call)
 	scripts/vm/check debug
+
+DKMS_SRC := /usr/src/kvtier-$(VERSION)
+
+.PHONY: install-dkms uninstall-dkms
+install-dkms: ## build kvtier.ko for this machine's kernels and install it, with its udev rule and group (as root)
+	@command -v dkms >/dev/null || { echo "install-dkms: sudo apt-get install dkms linux-headers-$$(uname -r)" >&2; exit 1; }
+	@grep -q 'PACKAGE_VERSION="$(VERSION)"' dkms.conf && grep -q 'MODULE_VERSION("$(VERSION)")' kmod/main.c || \
+		{ echo "install-dkms: dkms.conf or kmod/main.c is not of version $(VERSION)" >&2; exit 1; }
+	rm -rf $(DKMS_SRC)
+	install -d $(DKMS_SRC)/kmod $(DKMS_SRC)/include/uapi/linux
+	install -m 644 Kbuild dkms.conf $(DKMS_SRC)/
+	install -m 644 kmod/*.[ch] $(DKMS_SRC)/kmod/
+	install -m 644 include/uapi/linux/kvtier.h $(DKMS_SRC)/include/uapi/linux/
+	getent group kvtier >/dev/null || groupadd --system kvtier
+	install -D -m 644 kmod/dist/60-kvtier.rules /etc/udev/rules.d/60-kvtier.rules
+	install -D -m 644 kmod/dist/modules-load.conf /etc/modules-load.d/kvtier.conf
+	test -e /etc/modprobe.d/kvtier.conf || install -D -m 644 kmod/dist/modprobe.conf /etc/modprobe.d/kvtier.conf
+	dkms status -m kvtier -v $(VERSION) | grep -q . && dkms remove -m kvtier -v $(VERSION) --all || true
+	dkms add -m kvtier -v $(VERSION)
+	dkms install -m kvtier -v $(VERSION)
+	udevadm control --reload || true
+	modprobe kvtier
+
+uninstall-dkms: ## unload the module and remove what install-dkms installed; the group stays (as root)
+	! test -e /sys/module/kvtier || modprobe -r kvtier
+	dkms status -m kvtier -v $(VERSION) | grep -q . && dkms remove -m kvtier -v $(VERSION) --all || true
+	rm -rf $(DKMS_SRC) /etc/udev/rules.d/60-kvtier.rules /etc/modules-load.d/kvtier.conf /etc/modprobe.d/kvtier.conf

@@ -2,6 +2,7 @@
 /* The frame of the tests that run in a guest: cases, checks, and short words for the module's calls. */
 #include <grp.h>
 #include <poll.h>
+#include <sys/utsname.h>
 
 #include "vt.h"
 
@@ -218,6 +219,15 @@ bool vt_sigbus(const volatile uint8_t *p)
 	(void)*vt_at;
 	CHECK(!sigaction(SIGBUS, &old, NULL));
 	return vt_hit;
+}
+
+int vt_kernel(void)
+{
+	struct utsname u;
+	int major, minor;
+
+	CHECK(!uname(&u) && sscanf(u.release, "%d.%d", &major, &minor) == 2);
+	return major * 100 + minor;
 }
 
 void vt_become_user(void)

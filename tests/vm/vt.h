@@ -119,6 +119,7 @@ bool vt_filled(const uint8_t *p, size_t n, uint32_t seed);
 int vt_child(void (*fn)(void *), void *arg);
 /* Does touching @p end in SIGBUS? */
 bool vt_sigbus(const volatile uint8_t *p);
+int vt_kernel(void); /* 601 for 6.1 */
 void vt_become_user(void); /* uid 1000, no capabilities */
 void vt_send_fd(int sock, int fd);
 int vt_recv_fd(int sock);

@@ -125,8 +125,9 @@ struct kvtier_query {
  * @id: (out) number of the pool, never used again while the module is loaded
  *
  * Frames read as zeros at first; their state is HELD, or FREE while a lazy frame has no memory. Memory is charged to the
- * caller's memory cgroup, to its user's locked memory (RLIMIT_MEMLOCK; not with CAP_IPC_LOCK) and to the module's
- * limits; memory that a frame gets later is charged to the same three.
+ * caller's memory cgroup when it is allocated, and to its user's locked memory (RLIMIT_MEMLOCK; not with CAP_IPC_LOCK)
+ * and the module's limits when the pool is made, so that no touch of a lazy frame meets a limit. Memory that a frame
+ * loses is uncharged; what it gets again is charged to the same three.
  */
 struct kvtier_pool_create {
 	__u32 size;
@@ -249,11 +250,11 @@ struct kvtier_range {
  *   FREE   no memory. Content is gone
  *   HELD   memory; user space uses it. The kernel never takes it
  *   CLEAN  memory; content has a copy elsewhere. The kernel may take it at any time
- *   BUSY   the kernel is taking it, or giving it memory
+ *   BUSY   the kernel is taking it
  *
  *   user space: HELD -> CLEAN (with a stamp), CLEAN -> HELD (then the content may be read)
- *   kernel:	 CLEAN -> BUSY -> FREE (next generation), under pressure, smallest stamp first;
- *		 FREE -> BUSY -> HELD, KVTIER_IOC_POPULATE; anything -> BUSY -> FREE (next generation), KVTIER_IOC_RELEASE
+ *   kernel:	 CLEAN -> BUSY -> FREE (next generation), under pressure, smallest stamp first on a NUMA node;
+ *		 FREE -> HELD, KVTIER_IOC_POPULATE; anything -> BUSY -> FREE (next generation), KVTIER_IOC_RELEASE
  *
  * The generation changes whenever content is lost, so that whoever remembers it can tell that a frame is another's now.
  * The kernel trusts no word: it keeps for itself which frames have memory.
