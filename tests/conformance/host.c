@@ -32,6 +32,7 @@ static const struct variant {
 } variants[] = {
 	{ "user/io_uring", KVT_HOST_USER, KVT_IO_URING },
 	{ "user/threads", KVT_HOST_USER, KVT_IO_THREADS },
+	{ "module", KVT_HOST_MODULE, KVT_IO_AUTO },
 };
 
 #define N_VARIANTS ((int)(sizeof(variants) / sizeof(variants[0])))

@@ -4,9 +4,11 @@
 
 #include <errno.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #include "base/err.h"
 #include "host/file.h"
+#include "host/module.h"
 #include "host/size.h"
 #include "host/user.h"
 
@@ -32,7 +34,27 @@ static int check_params(const struct kvt_host_params *p)
 
 uint64_t kvt_host_overhead(const struct kvt_host_params *params)
 {
-	return kvt_user_overhead(params);
+	uint64_t user = kvt_user_overhead(params), module = kvt_module_overhead(params);
+
+	if (params->kind == KVT_HOST_MODULE)
+		return module;
+	return params->kind == KVT_HOST_USER || user > module ? user : module;
+}
+
+/* By itself, where nothing speaks against it; an I/O path that was asked for by name is user space's. */
+static int open_auto(const struct kvt_host_params *params, struct kvt_host **host)
+{
+	int suits = params->io == KVT_IO_AUTO ? kvt_module_suits() : -ENOENT;
+	char why[sizeof((*host)->note)];
+	int ret;
+
+	if (!suits)
+		return kvt_module_open(params, host);
+	snprintf(why, sizeof(why), "%s", suits == -ENOENT ? "" : kvt_last_error());
+	ret = kvt_user_open(params, host);
+	if (!ret && !(*host)->note[0])
+		snprintf((*host)->note, sizeof((*host)->note), "%s", why);
+	return ret;
 }
 
 int kvt_host_open(const struct kvt_host_params *params, struct kvt_host **host)
@@ -41,9 +63,14 @@ int kvt_host_open(const struct kvt_host_params *params, struct kvt_host **host)
 
 	if (ret < 0)
 		return ret;
-	if (params->kind == KVT_HOST_MODULE)
-		return kvt_fail(-ENODEV, "host: the kvtier kernel module is not here: host=user");
-	return kvt_user_open(params, host);
+	switch (params->kind) {
+	case KVT_HOST_MODULE:
+		return kvt_module_open(params, host);
+	case KVT_HOST_USER:
+		return kvt_user_open(params, host);
+	default:
+		return open_auto(params, host);
+	}
 }
 
 void kvt_host_close(struct kvt_host *host)
