@@ -105,7 +105,8 @@ static int sort_index(const char *path, struct kvt_shard_index *x)
 	const char **files;
 	size_t n = 0;
 
-	qsort(x->entries, x->n_entries, sizeof(*x->entries), by_name);
+	if (x->n_entries) /* else there is no array */
+		qsort(x->entries, x->n_entries, sizeof(*x->entries), by_name);
 	for (size_t i = 1; i < x->n_entries; i++)
 		if (!by_name(&x->entries[i - 1], &x->entries[i]))
 			return kvt_fail(-EINVAL, "%s: tensor \"%s\": the name comes twice (%s and %s)", path,
