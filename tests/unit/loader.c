@@ -132,7 +132,7 @@ START_TEST(every_way)
 	for (uint32_t mode = 0; mode < KVT_LOAD_MODES; mode++)
 		for (uint32_t io = KVT_IO_URING; io <= KVT_IO_THREADS; io++)
 			for (uint32_t depth = 1; depth <= 5; depth += 4)
-				for (uint64_t piece = 4096; piece <= 4 << 20; piece *= 32)
+				for (uint64_t piece = depth == 1 ? 4096 * 32 : 4096; piece <= 4 << 20; piece *= 32)
 					for (size_t k = 0; k < sizeof(picks) / sizeof(*picks); k++) {
 						struct kvt_load_params p = { .mode = mode, .io = io, .depth = depth,
 									     .piece_bytes = piece };
@@ -656,29 +656,33 @@ END_TEST
 int main(void)
 {
 	Suite *s = suite_create("loader");
-	TCase *t = tcase_create("loader");
+	TCase *same = tcase_create("same bytes"), *faults = tcase_create("faults"), *gpu = tcase_create("gpu");
 	SRunner *r = srunner_create(s);
 	int failed;
 
 	scratch_dir();
-	tcase_set_timeout(t, 120);
-	tcase_add_test(t, every_way);
-	tcase_add_test(t, image);
-	tcase_add_test(t, shards);
-	tcase_add_test(t, rule);
-	tcase_add_test(t, no_direct_at_open);
-	tcase_add_test(t, no_direct_at_read);
-	tcase_add_test(t, no_io_uring);
-	tcase_add_test(t, no_process_vm_readv);
-	tcase_add_test(t, changes_while_loading);
-	tcase_add_test(t, replaced_before_loading);
-	tcase_add_test(t, progress_and_cancel);
-	tcase_add_test(t, budget);
-	tcase_add_test(t, wrong_calls);
-	tcase_add_test(t, gpu_late_copies);
-	tcase_add_test(t, gpu_fails_anywhere);
-	tcase_add_test(t, gpu_staging_not_pinned);
-	suite_add_tcase(s, t);
+	tcase_set_timeout(same, 240);
+	tcase_set_timeout(faults, 120);
+	tcase_set_timeout(gpu, 120);
+	tcase_add_test(same, every_way);
+	tcase_add_test(same, image);
+	tcase_add_test(same, shards);
+	tcase_add_test(same, rule);
+	tcase_add_test(faults, no_direct_at_open);
+	tcase_add_test(faults, no_direct_at_read);
+	tcase_add_test(faults, no_io_uring);
+	tcase_add_test(faults, no_process_vm_readv);
+	tcase_add_test(faults, changes_while_loading);
+	tcase_add_test(faults, replaced_before_loading);
+	tcase_add_test(faults, progress_and_cancel);
+	tcase_add_test(faults, budget);
+	tcase_add_test(faults, wrong_calls);
+	tcase_add_test(gpu, gpu_late_copies);
+	tcase_add_test(gpu, gpu_fails_anywhere);
+	tcase_add_test(gpu, gpu_staging_not_pinned);
+	suite_add_tcase(s, same);
+	suite_add_tcase(s, faults);
+	suite_add_tcase(s, gpu);
 	srunner_run_all(r, CK_NORMAL);
 	failed = srunner_ntests_failed(r);
 	srunner_free(r);

@@ -3,8 +3,8 @@
  * The loader. What is asked for becomes spans (file range, destination), sorted
  * by place; spans with small gaps between them become runs, runs are cut into
  * pieces of at most a staging buffer, and a piece that has been read is cut to
- * the spans it covers. Host memory that lies as the file does (the same place
- * within 4 KiB) takes its whole blocks without staging. A staging buffer is free, or being read into, or being
+ * the spans it covers. Whole blocks of a span go straight into host memory that
+ * the driver can read into. A staging buffer is free, or being read into, or being
  * copied out of: it is not reused before its event on the GPU's stream.
  */
 #include "runtime/loader.h"
@@ -43,6 +43,7 @@ struct span {
 struct source {
 	uint32_t mode;	/* enum kvt_load_mode; AUTO until it is opened */
 	int direct_fd;	/* or -1 */
+	uint32_t memory_align; /* that direct reads want of their destination */
 	uint8_t *map;	/* or NULL */
 };
 
@@ -195,6 +196,23 @@ static int fall_back(struct load *l, uint32_t shard)
 	return map_shard(l, shard);
 }
 
+/*
+ * How memory must lie for direct reads of @fd: many drivers take any 4 bytes.
+ * STATX_DIOALIGN by number: younger than the C libraries this builds with.
+ */
+static uint32_t memory_align(int fd)
+{
+	union {
+		struct statx stx;
+		uint32_t raw[64];
+	} u = { .raw = { 0 } };
+
+	_Static_assert(sizeof(u) == 256, "the kernel's struct statx");
+	if (statx(fd, "", AT_EMPTY_PATH, 0x2000, &u.stx) || !(u.stx.stx_mask & 0x2000))
+		return ALIGN;
+	return u.raw[38] && u.raw[38] < ALIGN ? u.raw[38] : ALIGN;
+}
+
 static int open_direct(struct load *l, uint32_t shard)
 {
 	const struct kvt_shard *s = &l->w->shards[shard];
@@ -208,6 +226,7 @@ static int open_direct(struct load *l, uint32_t shard)
 		return kvt_fail(-errno, "%s: opening with O_DIRECT: %m", s->path);
 	if (a.st_dev != b.st_dev || a.st_ino != b.st_ino)
 		return kvt_fail(-ESTALE, "%s: the file was replaced while it was read", s->path);
+	src->memory_align = memory_align(src->direct_fd);
 	src->mode = KVT_LOAD_DIRECT;
 	return 0;
 }
@@ -355,21 +374,27 @@ static int progress(struct load *l, uint64_t bytes)
 	return 0;
 }
 
+/* How the pieces of a shard begin in the file, and lie in memory. */
+struct alignment {
+	uint64_t file, memory;
+};
+
 /* The range of whole blocks that span @s can take without staging; empty where it cannot. */
-static bool straight(const struct span *s, uint64_t align, uint64_t *begin, uint64_t *end)
+static bool straight(const struct span *s, struct alignment align, uint64_t *begin, uint64_t *end)
 {
-	*begin = (s->offset + align - 1) & ~(align - 1);
-	*end = span_end(s) & ~(align - 1);
-	return s->host && ((uintptr_t)s->host - s->offset) % align == 0 && *end >= *begin + STRAIGHT_MIN;
+	*begin = (s->offset + align.file - 1) & ~(align.file - 1);
+	*end = span_end(s) & ~(align.file - 1);
+	return s->host && ((uintptr_t)s->host + (*begin - s->offset)) % align.memory == 0 &&
+	       *end >= *begin + STRAIGHT_MIN;
 }
 
 /*
  * The piece at l->at: [*begin, *end). Returns the span that it goes straight
  * into, or NULL for a staged piece, which ends where a straight one can begin.
  */
-static const struct span *cut(const struct load *l, uint64_t align, uint64_t *begin, uint64_t *end)
+static const struct span *cut(const struct load *l, struct alignment align, uint64_t *begin, uint64_t *end)
 {
-	*begin = l->at & ~(align - 1);
+	*begin = l->at & ~(align.file - 1);
 	*end = *begin + l->piece_bytes < l->run_end ? *begin + l->piece_bytes : l->run_end;
 	for (const struct span *s = &l->spans[l->span]; s < &l->spans[l->run_end_span] && s->offset < *end; s++) {
 		uint64_t first, last;
@@ -391,8 +416,10 @@ static const struct span *cut(const struct load *l, uint64_t align, uint64_t *be
 static int next_piece(struct load *l, struct kvt_load_slot *slot)
 {
 	const struct span *into;
+	struct alignment align = { 1, 1 };
 	const struct kvt_shard *s;
-	uint64_t begin, end, align;
+	uint64_t begin, end;
+	bool direct;
 	int err;
 
 	if (l->at == l->run_end) {
@@ -410,14 +437,16 @@ static int next_piece(struct load *l, struct kvt_load_slot *slot)
 		l->report.shards[l->sources[slot->shard].mode]++;
 	}
 	s = &l->w->shards[slot->shard];
-	align = l->sources[slot->shard].mode == KVT_LOAD_DIRECT ? ALIGN : 1;
+	direct = l->sources[slot->shard].mode == KVT_LOAD_DIRECT;
+	if (direct)
+		align = (struct alignment){ ALIGN, l->sources[slot->shard].memory_align };
 	into = cut(l, align, &begin, &end);
 	slot->into = into ? into->host + (begin - into->offset) : slot->buf;
 	slot->offset = begin;
-	slot->ask = (end - begin + align - 1) & ~(align - 1);
+	slot->ask = (end - begin + align.file - 1) & ~(align.file - 1);
 	slot->want = slot->ask < s->bytes - begin ? slot->ask : s->bytes - begin;
 	slot->got = 0;
-	slot->fd = align > 1 ? l->sources[slot->shard].direct_fd : s->fd;
+	slot->fd = direct ? l->sources[slot->shard].direct_fd : s->fd;
 	slot->first = l->span;
 	l->report.read_bytes += slot->want;
 	l->at = end;
