@@ -10,7 +10,8 @@
  * Rules that hold for every call:
  *  - Functions return 0 (or a count) or a negative errno. kvt_last_error() then
  *    holds one line for the calling thread: what was asked, how much, the
- *    limit, and which knob changes it. A call that fails changes nothing.
+ *    limit, and which knob changes it. A call that fails changes nothing, but
+ *    for writes of several blocks: those before the one that failed are written.
  *  - Parameter structs begin with their size: set it with KVT_INIT(). Fields
  *    that a caller's older header lacks read as zero, and zero is the default.
  *    A larger struct from a newer header is accepted while its tail is zero
@@ -91,7 +92,7 @@ struct kvt_plane_params {
 	uint32_t head_dim; /* elements, 1 to 8192; attention takes 8 to 512 */
 	uint32_t layer;	   /* the caller's layer index; orders planes in time: lower layers are read first */
 	uint32_t reserved;
-	uint64_t rows; /* 0: rows belong to sequences; else a raw plane of so many rows */
+	uint64_t rows; /* 0: rows belong to sequences; else a raw plane of so many rows, at most 2^40 */
 };
 
 #define KVT_CACHE_HUGEPAGES	   (1u << 0) /* ask for huge pages; smaller ones serve where there are none */
@@ -202,7 +203,11 @@ struct kvt_rows {
 	uint32_t reserved;
 };
 
-/* Write rows [first, first + n) of @plane, encoding them. -ERANGE outside the sequence. */
+/*
+ * Write rows [first, first + n) of @plane, encoding them. -ERANGE outside the
+ * sequence; -ENOSPC, -EIO: a block could not be written; the rows of earlier
+ * blocks are, that block's and later ones' are as they were.
+ */
 int kvt_seq_write(struct kvt_seq *seq, uint32_t plane, uint32_t first, uint32_t n, const struct kvt_rows *src);
 
 /* Read rows [first, first + n) of @plane, decoded to dst->type or as stored. Verified like any read. */
@@ -216,7 +221,7 @@ int64_t kvt_seq_move(struct kvt_seq *seq, enum kvt_tier tier);
 
 /* ---- raw planes: rows by index, no tokens (plane params' rows != 0) ------ */
 
-/* Write @n rows to the row indices @rows [n], in order (a later one wins). -ERANGE, -EINVAL: not a raw plane. */
+/* Write @n rows to the row indices @rows [n], in order (a later one wins). -ERANGE; -EINVAL: not a raw plane; else as kvt_seq_write(). */
 int kvt_plane_write(struct kvt_cache *cache, uint32_t plane, const uint64_t *rows, uint32_t n,
 		    const struct kvt_rows *src);
 

@@ -18,6 +18,9 @@
 #define STACK_BYTES (256u << 10)
 #define SPINS 2000
 
+/* What the calling thread is inside of: a run from within a run is done by the caller alone. */
+static _Thread_local const struct kvt_workers *inside;
+
 struct worker {
 	struct kvt_workers *all;
 	pthread_t thread;
@@ -50,10 +53,13 @@ static void pause_cpu(void)
 
 static void work(struct kvt_workers *w, uint32_t index)
 {
+	const struct kvt_workers *outer = inside;
 	uint32_t i;
 
+	inside = w;
 	while ((i = atomic_fetch_add(&w->next, 1)) < w->n)
 		w->fn(w->arg, index, i);
+	inside = outer;
 }
 
 static void *worker_main(void *arg)
@@ -96,10 +102,19 @@ static void publish(struct kvt_workers *w)
 
 void kvt_workers_run(struct kvt_workers *w, uint32_t n, kvt_work_fn fn, void *arg)
 {
-	pthread_mutex_lock(&w->turn);
-	if (w->count == 1 || n <= 1) {
+	if (inside == w) {
 		for (uint32_t i = 0; i < n; i++)
 			fn(arg, 0, i);
+		return;
+	}
+	pthread_mutex_lock(&w->turn);
+	if (w->count == 1 || n <= 1) {
+		const struct kvt_workers *outer = inside;
+
+		inside = w;
+		for (uint32_t i = 0; i < n; i++)
+			fn(arg, 0, i);
+		inside = outer;
 	} else {
 		w->n = n;
 		w->fn = fn;

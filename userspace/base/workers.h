@@ -17,7 +17,7 @@ int kvt_workers_create(uint32_t threads, struct kvt_workers **workers);
 void kvt_workers_destroy(struct kvt_workers *workers);
 uint32_t kvt_workers_count(const struct kvt_workers *workers);
 
-/* fn for every i in [0, n), in any order, then return. Callers take turns; fn must not call it again. */
+/* fn for every i in [0, n), in any order, then return. Callers take turns; called from within fn, the caller does it all. */
 void kvt_workers_run(struct kvt_workers *workers, uint32_t n, kvt_work_fn fn, void *arg);
 
 #endif

@@ -47,6 +47,8 @@ static int check_plane(const struct kvt_plane_params *p, uint32_t i, uint64_t bl
 		return kvt_fail(-EINVAL, "plane %u: head_dim %u, 1 to 8192 expected", i, p->head_dim);
 	if (p->reserved)
 		return kvt_fail(-EINVAL, "plane %u: reserved is %u, not 0", i, p->reserved);
+	if (p->rows > 1ull << 40)
+		return kvt_fail(-EINVAL, "plane %u: %llu rows, 2^40 at most", i, (unsigned long long)p->rows);
 	elems = (uint64_t)p->heads * p->head_dim;
 	row = kvt_codec_bytes(p->codec, elems);
 	if (row > block_bytes)
@@ -130,7 +132,7 @@ static void plan_free(struct plan *plan)
 static int plan_planes(struct plan *plan)
 {
 	const struct kvt_cache_params *p = &plan->p;
-	uint64_t raw = 0, heads = 0;
+	uint64_t raw = 0, heads = 0, tables = 0;
 	int ret;
 
 	plan->planes = calloc(p->n_planes, sizeof(*plan->planes));
@@ -157,9 +159,12 @@ static int plan_planes(struct plan *plan)
 		if (one.rows) {
 			raw += len;
 		} else {
-			plane->table_first = plan->tables_len;
-			plan->tables_len += (uint32_t)len;
+			plane->table_first = (uint32_t)tables;
+			tables += len;
 		}
+		if (tables > UINT32_MAX / 2)
+			return kvt_fail(-EINVAL, "%u planes of %u tokens take too many blocks for a sequence: lower max_tokens or raise block_bytes",
+					p->n_planes, p->max_tokens);
 		plan->geoms[i] = plane->geom;
 		split = kvt_split_blocks(plane->geom.block_rows);
 		if (plan->attend.split_blocks < 2 * split)
@@ -168,6 +173,7 @@ static int plan_planes(struct plan *plan)
 		if (plane->head_dim <= KVT_HEAD_MAX && plane->head_dim > plan->attend.max_v_dim)
 			plan->attend.max_v_dim = plan->attend.max_k_dim = plane->head_dim;
 	}
+	plan->tables_len = (uint32_t)tables;
 	if (!plan->attend.max_v_dim)
 		plan->attend.max_v_dim = plan->attend.max_k_dim = 8;
 	plan->tables_bytes = (raw + p->max_seqs * ((uint64_t)p->max_tokens + plan->tables_len)) * sizeof(uint32_t);

@@ -103,30 +103,13 @@ static void unhold(struct kvt_store *s, uint32_t block)
 	kvt_store_settle(s, block);
 }
 
-static int wait_room(struct kvt_store *s, uint64_t since)
-{
-	int ret;
-
-	s->working--;
-	ret = kvt_store_wait_room(s, since);
-	s->working++;
-	return ret;
-}
-
-static void wait_change(struct kvt_store *s)
-{
-	s->working--;
-	pthread_cond_wait(&s->cond, &s->lock);
-	s->working++;
-}
-
 static int take_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame)
 {
 	uint64_t since = s->write_errors;
 	int ret;
 
 	while ((ret = kvt_store_take_frame(s, tiers, tier, frame)) == -EAGAIN) {
-		ret = wait_room(s, since);
+		ret = kvt_store_wait_room(s, since);
 		if (ret)
 			break;
 	}
@@ -218,7 +201,7 @@ static int wait_resident(struct kvt_store *s, uint32_t block, bool any)
 			return load_error(s, block, ret);
 		}
 		if (b->state != B_IDLE) {
-			wait_change(s);
+			kvt_store_wait_change(s);
 			continue;
 		}
 		if (b->lost)
@@ -227,7 +210,7 @@ static int wait_resident(struct kvt_store *s, uint32_t block, bool any)
 			return 0;
 		if (b->frame != NONE) {
 			if (b->writing) {
-				wait_change(s);
+				kvt_store_wait_change(s);
 				continue;
 			}
 			ret = move_frame(s, block, HOST_TIERS, true);
@@ -237,7 +220,7 @@ static int wait_resident(struct kvt_store *s, uint32_t block, bool any)
 		}
 		ret = kvt_store_load(s, block, HOST_TIERS);
 		if (ret) {
-			ret = wait_room(s, since);
+			ret = kvt_store_wait_room(s, since);
 			if (ret)
 				return ret;
 			continue;
@@ -351,7 +334,7 @@ void kvt_store_work(struct kvt_store *s, bool begin)
 		s->working++;
 	} else {
 		s->working--;
-		pthread_cond_broadcast(&s->cond);
+		kvt_store_wake(s);
 	}
 	pthread_mutex_unlock(&s->lock);
 }
@@ -392,7 +375,7 @@ static int hold_to_change(struct kvt_store *s, uint32_t block, bool replace, boo
 	*fresh = false;
 	s->working++;
 	while (!b->dirty && s->dirty + s->changing >= s->dirty_max) {
-		ret = wait_room(s, since);
+		ret = kvt_store_wait_room(s, since);
 		if (ret) {
 			s->working--;
 			return ret;
@@ -400,17 +383,25 @@ static int hold_to_change(struct kvt_store *s, uint32_t block, bool replace, boo
 	}
 	s->changing++;
 	hold(s, block);
-	while (b->state != B_IDLE || b->writing || (b->frame == NONE && b->rows && !replace)) {
+	for (;;) {
 		if (b->state != B_IDLE || b->writing) {
-			wait_change(s);
+			kvt_store_wait_change(s);
 			continue;
 		}
+		if (b->lost && b->holds == 1) /* found while this call waited: what the frame holds is wrong */
+			kvt_store_unplace(s, block);
+		if (b->lost && (!replace || b->frame != NONE)) {
+			ret = load_error(s, block, -EBADMSG);
+			goto out;
+		}
+		if (b->frame != NONE)
+			return 0;
+		if (!b->rows || replace)
+			break;
 		ret = wait_resident(s, block, true);
 		if (ret)
 			goto out;
 	}
-	if (b->frame != NONE)
-		return 0;
 	b->state = B_MOVING;
 	ret = take_frame(s, MEMORY_TIERS, &tier, &frame);
 	if (!ret) {
@@ -600,14 +591,14 @@ err_put:
 
 /* ---- moving ---- */
 
-/* With the lock: bring one block to @tier if there is room. 1: it is there. */
+/* With the lock: bring one block to @tier if there is room. 1: it is there, and held. */
 static int move_one(struct kvt_store *s, uint32_t block, enum kvt_tier tier)
 {
 	struct block *b = &s->blocks[block];
 	int ret;
 
 	while (b->state != B_IDLE || b->writing)
-		wait_change(s);
+		kvt_store_wait_change(s);
 	if (!b->rows || b->lost)
 		return 0;
 	if (b->frame == NONE) {
@@ -625,15 +616,42 @@ static int move_one(struct kvt_store *s, uint32_t block, enum kvt_tier tier)
 		ret = wait_resident(s, block, true);
 		unhold(s, block);
 		if (ret)
-			return ret;
+			return ret == -ENOMEM || ret == -ENOSPC ? 0 : ret;
 		return move_one(s, block, tier);
 	}
-	if (b->tier == tier)
-		return 1;
-	if (b->holds)
-		return 0;
-	ret = move_frame(s, block, 1u << tier, false);
-	return ret == -EAGAIN ? 0 : ret ? ret : 1;
+	if (b->tier != tier) {
+		if (b->holds)
+			return 0;
+		ret = move_frame(s, block, 1u << tier, false);
+		if (ret)
+			return ret == -EAGAIN ? 0 : ret;
+	}
+	hold(s, block);
+	return 1;
+}
+
+/*
+ * With the lock: as many blocks to @tier as fit. Those that are there are held
+ * until the end, so that no later one takes their frame.
+ */
+static int64_t move_to_memory(struct kvt_store *s, const uint32_t *blocks, uint32_t n, enum kvt_tier tier)
+{
+	int64_t there = 0;
+	uint32_t done = 0;
+	int ret = 0;
+
+	for (; done < n && ret >= 0; done++) {
+		if (blocks[done] == KVT_NO_BLOCK)
+			continue;
+		ret = move_one(s, blocks[done], tier);
+		there += ret > 0;
+		if (ret <= 0 && !s->blocks[blocks[done]].dead)
+			hold(s, blocks[done]);
+	}
+	while (done--)
+		if (blocks[done] != KVT_NO_BLOCK)
+			unhold(s, blocks[done]);
+	return ret < 0 ? ret : there;
 }
 
 /* With the lock: blocks to disk, many writes in flight. */
@@ -649,7 +667,7 @@ static int64_t move_to_disk(struct kvt_store *s, const uint32_t *blocks, uint32_
 		struct block *b = blocks[started] == KVT_NO_BLOCK ? NULL : &s->blocks[blocks[started]];
 
 		if (b && b->state != B_IDLE) {
-			wait_change(s);
+			kvt_store_wait_change(s);
 			continue;
 		}
 		if (b && b->frame != NONE && b->dirty && !b->writing && kvt_store_store(s, blocks[started])) {
@@ -660,7 +678,7 @@ static int64_t move_to_disk(struct kvt_store *s, const uint32_t *blocks, uint32_
 			kvt_store_submit(s);
 			pthread_mutex_lock(&s->lock);
 			if (s->stores)
-				wait_change(s);
+				kvt_store_wait_change(s);
 			continue;
 		}
 		started++;
@@ -672,7 +690,7 @@ static int64_t move_to_disk(struct kvt_store *s, const uint32_t *blocks, uint32_
 		struct block *b = blocks[i] == KVT_NO_BLOCK ? NULL : &s->blocks[blocks[i]];
 
 		while (b && (b->writing || b->state != B_IDLE))
-			wait_change(s);
+			kvt_store_wait_change(s);
 		if (!b || b->slot == NONE || b->dirty)
 			continue;
 		if (!b->holds) {
@@ -687,23 +705,17 @@ static int64_t move_to_disk(struct kvt_store *s, const uint32_t *blocks, uint32_
 
 int64_t kvt_store_move(struct kvt_store *s, const uint32_t *blocks, uint32_t n, enum kvt_tier tier)
 {
-	int64_t there = 0;
-	int ret = 0;
+	int64_t there;
 
 	pthread_mutex_lock(&s->lock);
 	s->working++;
 	if (tier == KVT_TIER_DISK)
 		there = move_to_disk(s, blocks, n);
 	else
-		for (uint32_t i = 0; i < n && ret >= 0; i++) {
-			if (blocks[i] == KVT_NO_BLOCK)
-				continue;
-			ret = move_one(s, blocks[i], tier);
-			there += ret > 0;
-		}
+		there = move_to_memory(s, blocks, n, tier);
 	s->working--;
 	pthread_mutex_unlock(&s->lock);
-	return ret < 0 ? ret : there;
+	return there;
 }
 
 int kvt_store_flush(struct kvt_store *s)

@@ -105,7 +105,10 @@ struct kvt_store {
 	uint32_t free_block, free_io;
 	uint32_t queue_head, queue_tail;
 	uint32_t loads, stores;	 /* ios alive */
-	uint32_t working;	 /* calls that hold blocks for a bounded time and are not waiting */
+	uint32_t working;	 /* calls that hold blocks for a bounded time and do not sleep */
+	uint32_t asleep;	 /* calls that do, until the next wake-up makes them working again */
+	uint64_t wakeups;
+	bool stuck;		 /* all sleep, and nothing is in flight: who can fail must */
 	uint32_t urgent;	 /* calls that wait for a frame */
 	uint32_t flushing;	 /* calls that wait for dirty blocks to become clean */
 	uint32_t dirty;		 /* blocks */
@@ -136,12 +139,15 @@ void kvt_store_unplace(struct kvt_store *s, uint32_t block); /* gives its frame 
 void kvt_store_set_dirty(struct kvt_store *s, uint32_t block, bool dirty);
 void kvt_store_set_slot(struct kvt_store *s, uint32_t block, uint32_t slot); /* NONE; gives the old one back */
 int kvt_store_take_slot(struct kvt_store *s, uint32_t block, uint32_t *slot);
-void kvt_store_retire_slot(struct kvt_store *s, uint32_t slot, int why);
+bool kvt_store_retire_slot(struct kvt_store *s, uint32_t slot);
 void kvt_store_lose(struct kvt_store *s, uint32_t block);
 /* A free frame of @tiers, the fastest first, or a clean block's. -EAGAIN: neither. */
 int kvt_store_take_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame);
-/* Wait until something changes. -ENOSPC, with the reason, if nothing can. @since: write_errors when waiting began. */
+/* For a working call: wait for a change. */
+void kvt_store_wait_change(struct kvt_store *s);
+/* The same for want of room. -ENOSPC, with the reason, if none can come. @since: write_errors when waiting began. */
 int kvt_store_wait_room(struct kvt_store *s, uint64_t since);
+void kvt_store_wake(struct kvt_store *s);
 
 /* mover.c. load and store with the lock; they only queue. -EAGAIN: no frame, slot or io now. */
 int kvt_store_mover_start(struct kvt_store *s);

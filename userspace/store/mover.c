@@ -121,6 +121,7 @@ static void load_finished(struct kvt_store *s, struct io *io, int result)
 	struct block *b = &s->blocks[io->block];
 	bool good = false;
 	uint64_t used;
+	uint32_t slot;
 
 	if (!result) {
 		used = rows_bytes(s, b, io->rows);
@@ -135,8 +136,6 @@ static void load_finished(struct kvt_store *s, struct io *io, int result)
 			pthread_mutex_unlock(&s->lock);
 			return;
 		}
-		kvt_log(KVT_LOG_ERROR, "disk slot %u does not hold what was written: a block of plane %u is lost", io->slot,
-			b->plane);
 		kvt_store_lose(s, io->block);
 		result = -EBADMSG;
 	}
@@ -151,16 +150,20 @@ static void load_finished(struct kvt_store *s, struct io *io, int result)
 		kvt_store_place(s, io->block, io->tier, io->frame);
 	}
 	b->state = B_IDLE;
+	slot = io->slot;
 	kvt_store_settle(s, io->block);
 	io_give(s, io);
 	pthread_mutex_unlock(&s->lock);
+	if (result == -EBADMSG) /* log lines are written without the lock: the callback may ask for the stats */
+		kvt_log(KVT_LOG_ERROR, "disk slot %u does not hold what was written: a block is lost", slot);
 }
 
 static void store_failed(struct kvt_store *s, struct io *io, int result)
 {
 	bool full = result == -ENOSPC || result == -EDQUOT || result == -EFBIG;
 	struct block *b = &s->blocks[io->block];
-	bool source_bad = false;
+	bool source_bad = false, shrunk = false, closed = false;
+	uint32_t slots;
 
 	/* of source and copy, which one is wrong? The block is not written to while it is being written back. */
 	if (result == -EBADMSG)
@@ -178,27 +181,34 @@ static void store_failed(struct kvt_store *s, struct io *io, int result)
 		return;
 	}
 	if (source_bad) {
-		kvt_log(KVT_LOG_ERROR, "memory does not hold what was written to it: a block of plane %u is lost", b->plane);
 		kvt_store_lose(s, io->block);
 	} else {
 		s->write_errors++;
 		s->errors_in_row++;
 	}
 	if (full) {
-		kvt_store_retire_slot(s, io->slot, result);
+		shrunk = kvt_store_retire_slot(s, io->slot);
 		s->st.full++;
 	} else {
 		s->frames[KVT_TIER_DISK].item[s->frames[KVT_TIER_DISK].n++] = io->slot;
 	}
 	if (s->errors_in_row >= WRITE_ERRORS_MAX && !s->disk_error && !full) {
 		s->disk_error = result;
-		kvt_log(KVT_LOG_ERROR, "disk tier: %u writes in a row failed, the last with %s: it takes no more", WRITE_ERRORS_MAX,
-			strerror(-result));
+		closed = true;
 	}
+	slots = s->frames[KVT_TIER_DISK].total;
 	b->writing = false;
 	kvt_store_settle(s, io->block);
 	io_give(s, io);
 	pthread_mutex_unlock(&s->lock);
+	if (source_bad)
+		kvt_log(KVT_LOG_ERROR, "memory does not hold what was written to it: a block is lost");
+	if (shrunk)
+		kvt_log(KVT_LOG_WARN, "disk tier: %s: goes on with the %u slots of %llu bytes that have been written",
+			strerror(-result), slots, (unsigned long long)s->block_bytes);
+	if (closed)
+		kvt_log(KVT_LOG_ERROR, "disk tier: %u writes in a row failed, the last with %s: it takes no more",
+			WRITE_ERRORS_MAX, strerror(-result));
 }
 
 static void store_published(struct kvt_store *s, struct io *io)

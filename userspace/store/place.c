@@ -89,11 +89,12 @@ int kvt_store_take_slot(struct kvt_store *s, uint32_t block, uint32_t *slot)
 
 /*
  * The file system has no room for a slot: go on with the slots that have been
- * written before, whose room is taken already.
+ * written before, whose room is taken already. True the first time.
  */
-void kvt_store_retire_slot(struct kvt_store *s, uint32_t slot, int why)
+bool kvt_store_retire_slot(struct kvt_store *s, uint32_t slot)
 {
 	struct free_list *l = &s->frames[KVT_TIER_DISK];
+	bool first = !s->shrunk;
 	uint32_t kept = 0;
 
 	for (uint32_t i = 0; i < l->n; i++)
@@ -101,10 +102,8 @@ void kvt_store_retire_slot(struct kvt_store *s, uint32_t slot, int why)
 			l->item[kept++] = l->item[i];
 	l->total -= l->n - kept + 1;
 	l->n = kept;
-	if (!s->shrunk)
-		kvt_log(KVT_LOG_WARN, "disk tier: %s: goes on with the %u slots of %llu bytes that have been written",
-			strerror(-why), l->total, (unsigned long long)s->block_bytes);
 	s->shrunk = true;
+	return first;
 }
 
 /* What a block held can be had from nowhere: reading it is an error from now on, until it is written anew. */
@@ -143,7 +142,7 @@ void kvt_store_settle(struct kvt_store *s, uint32_t block)
 		s->policy_ops->idle(s->policy, block, b->tier, !b->dirty);
 	else
 		s->policy_ops->busy(s->policy, block);
-	pthread_cond_broadcast(&s->cond);
+	kvt_store_wake(s);
 }
 
 int kvt_store_take_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame)
@@ -183,24 +182,63 @@ static int no_room(struct kvt_store *s)
 		return kvt_fail(-ENOSPC, "all %u memory frames are in use and the disk tier takes no more writes (%s): raise the memory budgets or mend the disk",
 				frames, strerror(-s->disk_error));
 	if (s->policy_ops->victim(s->policy, MEMORY_TIERS, false) == KVT_POLICY_NONE)
-		return kvt_fail(-ENOMEM, "all %u memory frames of %llu bytes are held at once: raise the memory budgets",
-				frames, (unsigned long long)s->block_bytes);
+		return kvt_fail(-ENOMEM, "of %u memory frames of %llu bytes too many are borrowed, %u of them not yet written to disk: return some, or raise the memory budgets",
+				frames, (unsigned long long)s->block_bytes, s->dirty);
 	return kvt_fail(-ENOSPC, "all %u memory frames and %u disk slots of %llu bytes are in use: raise the memory or disk budgets, or end sequences",
 			frames, disk->total, (unsigned long long)s->block_bytes);
 }
 
+/*
+ * Sleepers count as working from the moment they are woken, not from when they
+ * run: else a call in between would see nobody at work and give up too early.
+ */
+void kvt_store_wake(struct kvt_store *s)
+{
+	s->wakeups++;
+	s->working += s->asleep;
+	s->asleep = 0;
+	pthread_cond_broadcast(&s->cond);
+}
+
+static void sleep_until_woken(struct kvt_store *s)
+{
+	uint64_t seen = s->wakeups;
+
+	s->asleep++;
+	s->working--;
+	while (s->wakeups == seen)
+		pthread_cond_wait(&s->cond, &s->lock);
+}
+
+/* Can anything change but by calls that sleep? Asked by one that is about to. */
+static bool in_flight(const struct kvt_store *s)
+{
+	uint32_t victim;
+
+	if (s->loads || s->stores || s->working > 1)
+		return true;
+	victim = s->policy_ops->victim(s->policy, MEMORY_TIERS, false);
+	return victim != KVT_POLICY_NONE && !s->disk_error && slot_for(s, &s->blocks[victim]);
+}
+
+void kvt_store_wait_change(struct kvt_store *s)
+{
+	if (!in_flight(s)) { /* what is waited for is in the hands of one that sleeps for want of room */
+		s->stuck = true;
+		kvt_store_wake(s);
+	}
+	sleep_until_woken(s);
+}
+
 int kvt_store_wait_room(struct kvt_store *s, uint64_t since)
 {
-	uint32_t victim = s->policy_ops->victim(s->policy, MEMORY_TIERS, false);
-	bool writable = victim != KVT_POLICY_NONE && !s->disk_error && slot_for(s, &s->blocks[victim]);
-
-	if (!s->loads && !s->stores && !s->working && !writable)
+	if (s->stuck || !in_flight(s) || s->write_errors - since >= WRITE_ERRORS_MAX) {
+		s->stuck = false;
 		return no_room(s);
-	if (s->write_errors - since >= WRITE_ERRORS_MAX)
-		return no_room(s);
+	}
 	s->urgent++;
 	kvt_store_kick(s);
-	pthread_cond_wait(&s->cond, &s->lock);
+	sleep_until_woken(s);
 	s->urgent--;
 	return 0;
 }
