@@ -229,6 +229,8 @@ START_TEST(integers)
 	refuse(one("{\"a\":{\"dtype\":\"F64\",\"shape\":[4611686018427387904],\"data_offsets\":[0,0]}}", 0), -EINVAL,
 	       "2^64 bytes");
 	refuse(one("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 2), -EINVAL, "end at byte 1");
+	refuse(one("{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
+		   "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[4,2]}}", 4), -EINVAL, "end before they begin");
 }
 END_TEST
 
