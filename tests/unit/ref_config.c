@@ -3,6 +3,7 @@
 #include <check.h>
 #include <errno.h>
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -113,6 +114,7 @@ static const struct {
 	{ "model_type", "\"mistral\"", "\"model_type\" is \"mistral\"; supported: llama" },
 	{ "hidden_act", "\"gelu\"", "\"hidden_act\" is \"gelu\"; supported: silu" },
 	{ "hidden_act", "\"a\\nb\\u001b[2J\"", "\"hidden_act\" is \"a\\nb\\u001B[2J\"" },
+	{ "hidden_act", "\"\\u00e9\"", "\"hidden_act\" is \"\\u00E9\"" },
 	{ "torch_dtype", "\"float8_e4m3fn\"", "\"torch_dtype\" is \"float8_e4m3fn\"; supported: float32, float16, bfloat16" },
 	{ "dtype", "\"int8\"", "\"dtype\" is \"int8\"" },
 	{ "attention_bias", "true", "\"attention_bias\" is true: not supported" },
@@ -185,7 +187,7 @@ static const struct {
 } broken[] = {
 #define TEXT(s) { s, sizeof(s) - 1 }
 	TEXT(""), TEXT(" "), TEXT("{"), TEXT("[]"), TEXT("7"), TEXT("null"), TEXT("{}x"), TEXT("{\"vocab_size\":}"),
-	TEXT("{\"vocab_size\":1,\"vocab_size\":2}"), TEXT("{\"a\":\"\xff\xfe\"}"), TEXT("\xff\xfe{\0}\0"),
+	TEXT("{\"a\":\"\xff\xfe\"}"), TEXT("\xff\xfe{\0}\0"),
 	TEXT("{\"a\":1e999}"), TEXT("{\"a\":99999999999999999999}"), TEXT("{\"a\":\"\\u0000\"}"), TEXT("{\"a\":NaN}"),
 };
 
@@ -195,6 +197,17 @@ START_TEST(refuse_text)
 
 	ck_assert_int_eq(ref_config_parse(broken[_i].text, broken[_i].bytes, &c), -EINVAL);
 	ck_assert_ptr_null(strchr(kvt_last_error(), '\n'));
+}
+END_TEST
+
+START_TEST(refuse_duplicate)
+{
+	struct ref_config c;
+	char text[1024];
+
+	snprintf(text, sizeof(text), "%.*s,\"vocab_size\":260}", (int)strlen(good) - 1, good);
+	ck_assert_int_eq(ref_config_parse(text, strlen(text), &c), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "duplicate"));
 }
 END_TEST
 
@@ -247,6 +260,7 @@ int main(void)
 	tcase_add_loop_test(t, refuse_field, 0, sizeof(refused) / sizeof(refused[0]));
 	tcase_add_test(t, head_dim_not_whole);
 	tcase_add_loop_test(t, refuse_text, 0, sizeof(broken) / sizeof(broken[0]));
+	tcase_add_test(t, refuse_duplicate);
 	tcase_add_test(t, refuse_every_truncation);
 	tcase_add_test(t, refuse_depth);
 	tcase_add_test(t, files);

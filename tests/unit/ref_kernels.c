@@ -56,6 +56,9 @@ START_TEST(gemm_against_float64)
 	ck_assert_int_eq(ref_matrix_alloc(&m, n, k), 0);
 	for (uint32_t j = 0; j < n; j++)
 		ref_matrix_set(&m, j, w + (size_t)j * k);
+	for (uint32_t i = 0; i < k * REF_PANEL; i++)
+		if (n - n / REF_PANEL * REF_PANEL <= i % REF_PANEL && n % REF_PANEL)
+			ck_assert(m.panels[(size_t)(n / REF_PANEL) * k * REF_PANEL + i] == 0);
 	for (uint32_t r = 0; r < rows; r++) {
 		for (uint32_t j = 0; j < n; j++) {
 			double sum = 0, size = 0;

@@ -248,6 +248,10 @@ START_TEST(special_tokens_are_not_text)
 		ref_decode(t, 300, id, &len);
 		ck_assert_uint_eq(len, 0);
 	}
+	ref_decode(t, 300, VOCAB, &len);
+	ck_assert_uint_eq(len, 0);
+	ref_decode(t, 300, UINT32_MAX, &len);
+	ck_assert_uint_eq(len, 0);
 	ck_assert_int_eq(ref_encode(t, "", 0, &ids, &n), 0);
 	ck_assert_uint_eq(n, 1);
 	free(ids);
