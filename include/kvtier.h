@@ -90,7 +90,7 @@ struct kvt_plane_params {
 	uint32_t codec;	   /* enum kvt_codec */
 	uint32_t heads;	   /* KV heads, 1 to 1024 */
 	uint32_t head_dim; /* elements, 1 to 8192; attention takes 8 to 512 */
-	uint32_t layer;	   /* the caller's layer index; orders planes in time: lower layers are read first */
+	uint32_t layer;	   /* the caller's layer index, for its own orientation and for placement policies */
 	uint32_t reserved;
 	uint64_t rows; /* 0: rows belong to sequences; else a raw plane of so many rows, at most 2^40 */
 };
@@ -110,7 +110,7 @@ struct kvt_cache_params {
 	uint64_t gpu_bytes, pinned_bytes, ram_bytes, disk_bytes;
 	uint64_t block_bytes; /* a multiple of 4 KiB, 4 KiB to 2 MiB; 0: 64 KiB */
 	const char *disk_dir; /* where the slot file lives; NULL: $TMPDIR, else /var/tmp */
-	const char *name;     /* for stats and messages, at most 63 bytes; NULL: "kvtier" */
+	const char *name;     /* for stats and messages, at most 63 printable ASCII bytes; NULL: "kvtier" */
 	const struct kvt_plane_params *planes;
 	uint32_t n_planes;	 /* 1 to 65535 */
 	uint32_t threads;	 /* compute threads, 1 to 1024; 0: one for each core this process may use */
@@ -151,7 +151,7 @@ int64_t kvt_plane_block_rows(const struct kvt_cache *cache, uint32_t plane);
 /* Bytes of an encoded row of @plane, or -EINVAL. */
 int64_t kvt_plane_row_bytes(const struct kvt_cache *cache, uint32_t plane);
 
-/* Write back all dirty full blocks and wait. 0, or the first I/O error. */
+/* Write back all dirty blocks and wait. -ENOSPC: there is no room on disk, or no disk tier; -EIO; -EBUSY: some are borrowed. */
 int kvt_cache_flush(struct kvt_cache *cache);
 
 /*
@@ -239,6 +239,7 @@ struct kvt_borrow {
 	uint32_t row_bytes;
 	uint32_t tier;	      /* where @data is */
 	uint32_t block;	      /* the library's */
+	uint32_t place_rev;   /* changes with every move */
 	uint64_t content_rev; /* changes with every write */
 };
 

@@ -45,6 +45,7 @@ static const struct setting settings[] = {
 	{ .block = 16384, .threads = 1, .chunk = 64, .disk = 64 << 20, .ram_frames = 2, .pinned = 8 * 16384 },
 	{ .block = 65536, .threads = 2, .chunk = 64, .disk = 64 << 20, .ram_frames = 2, .gpu = 1 << 20 },
 	{ .block = 4096, .threads = 2, .chunk = TOKENS, .query_rows = 5 },
+	{ .block = 4096, .threads = 2, .chunk = 200, .disk = 64 << 20, .ram_frames = 1, .gpu = 4 << 20 },
 };
 
 static float *random_floats(uint64_t seed, size_t n)

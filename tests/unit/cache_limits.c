@@ -269,6 +269,20 @@ START_TEST(reads_while_writes_are_in_flight)
 }
 END_TEST
 
+/* A log callback may ask for the stats. */
+static struct kvt_cache *logged;
+static uint32_t log_lines;
+
+static void log_and_ask(void *user, enum kvt_log_level level, const char *line)
+{
+	struct kvt_stats st = KVT_INIT(st);
+
+	(void)user, (void)level, (void)line;
+	log_lines++;
+	if (logged)
+		kvt_cache_stats(logged, &st);
+}
+
 /* The file system is full long before the disk budget is: the cache goes on with what it has got. */
 START_TEST(the_file_system_is_full_first)
 {
@@ -299,6 +313,8 @@ START_TEST(the_file_system_is_full_first)
 		p.disk_dir = dir;
 		if (kvt_cache_create(&p, &cache) || kvt_seq_create(cache, &seq))
 			_exit(2);
+		logged = cache;
+		kvt_set_log(log_and_ask, NULL);
 		while (t < 1024 && !ret) {
 			ret = kvt_seq_append(seq, NULL, 1);
 			if (!ret)
@@ -309,8 +325,9 @@ START_TEST(the_file_system_is_full_first)
 		if (!st.tier[KVT_TIER_DISK].blocks) /* what did fit is in use */
 			_exit(4);
 		expect_rows(seq, 9, 0, t - 2);
-		if (kvt_store_check(cache->store))
+		if (kvt_store_check(cache->store) || !log_lines)
 			_exit(5);
+		logged = NULL;
 		kvt_cache_destroy(cache);
 		_exit(0);
 	}
@@ -377,6 +394,129 @@ START_TEST(growth_stays_within_the_budgets)
 }
 END_TEST
 
+struct writer {
+	struct kvt_seq *seq;
+	uint32_t id, failed;
+};
+
+static void *write_much(void *arg)
+{
+	struct writer *w = arg;
+	uint64_t random = w->id;
+
+	for (uint32_t i = 0; i < 150; i++) {
+		uint32_t t = (uint32_t)(model_random(&random) % 1000);
+
+		if (write_row(w->seq, w->id, t))
+			w->failed++;
+		else
+			expect_rows(w->seq, w->id, t, 1);
+	}
+	return NULL;
+}
+
+/* The least memory is enough for any number of writers: they wait for each other, and none gives up. */
+START_TEST(writers_share_the_least_memory)
+{
+	struct kvt_cache_params p = params(0, 8 << 20, 6, 1000);
+	struct kvt_cache *cache;
+	struct writer w[6];
+	pthread_t threads[6];
+
+	ck_assert_msg(!kvt_cache_create(&p, &cache), "%s", kvt_last_error());
+	for (uint32_t i = 0; i < 6; i++) {
+		w[i] = (struct writer){ .id = i };
+		ck_assert(!kvt_seq_create(cache, &w[i].seq) && !kvt_seq_append(w[i].seq, NULL, 1000));
+	}
+	for (uint32_t i = 0; i < 6; i++)
+		ck_assert(!pthread_create(&threads[i], NULL, write_much, &w[i]));
+	for (uint32_t i = 0; i < 6; i++) {
+		pthread_join(threads[i], NULL);
+		ck_assert_uint_eq(w[i].failed, 0);
+	}
+	kvt_cache_destroy(cache);
+}
+END_TEST
+
+/* A move says how many blocks are there when it ends, and brings no more than fit. */
+START_TEST(moves_count_what_is_there)
+{
+	struct kvt_cache_params p = params(10, 8 << 20, 1, 2000);
+	struct kvt_stats st = KVT_INIT(st);
+	struct kvt_cache *cache;
+	struct kvt_seq *seq;
+
+	p.pinned_bytes = 7 * 4096;
+	ck_assert(!kvt_cache_create(&p, &cache));
+	ck_assert(!kvt_seq_create(cache, &seq) && !kvt_seq_append(seq, NULL, 2000));
+	for (uint32_t t = 0; t < 2000; t++)
+		ck_assert(!write_row(seq, 3, t));
+	ck_assert(!kvt_cache_flush(cache));
+	for (int tier = KVT_TIER_PINNED; tier < KVT_TIERS; tier++) {
+		int64_t n = kvt_seq_move(seq, (enum kvt_tier)tier);
+
+		ck_assert(!kvt_cache_stats(cache, &st));
+		ck_assert_int_eq(n, (int64_t)st.tier[tier].blocks);
+	}
+	expect_rows(seq, 3, 0, 2000);
+	kvt_cache_destroy(cache);
+}
+END_TEST
+
+/* Memory that changed by itself: what was found wrong is not served, nor written into, until it is written whole. */
+START_TEST(a_bit_flips_in_memory)
+{
+	struct kvt_cache_params p = params(8, 1 << 20, 1, 64);
+	float rows[8 * ROW] = { 1 }, back[ROW];
+	struct kvt_rows src = { .data = rows, .type = KVT_F32 }, dst = { .data = back, .type = KVT_F32 };
+	struct kvt_cache *cache;
+	struct kvt_seq *seq;
+	enum kvt_tier tier;
+	uint32_t block;
+
+	ck_assert(!kvt_cache_create(&p, &cache));
+	ck_assert(!kvt_seq_create(cache, &seq) && !kvt_seq_append(seq, NULL, 64));
+	ck_assert(!kvt_seq_write(seq, 0, 0, 8, &src));
+	block = kvt_seq_table(seq, &cache->planes[0])[0];
+	kvt_store_frame(cache->store, block, &tier)[100] ^= 4;
+	ck_assert_int_eq(kvt_cache_flush(cache), -EBADMSG);
+	ck_assert_int_eq(kvt_seq_read(seq, 0, 0, 1, &dst), -EBADMSG);
+	ck_assert_int_eq(kvt_seq_write(seq, 0, 3, 1, &src), -EBADMSG);
+	ck_assert_int_eq(kvt_seq_read(seq, 0, 3, 1, &dst), -EBADMSG);
+	ck_assert(!kvt_seq_write(seq, 0, 0, 8, &src));
+	ck_assert(!kvt_seq_read(seq, 0, 0, 1, &dst) && back[0] == 1);
+	ck_assert(!kvt_cache_flush(cache));
+	kvt_cache_destroy(cache);
+}
+END_TEST
+
+static void attend_inside(void *arg, uint32_t i)
+{
+	struct kvt_attn a = KVT_INIT(a);
+	float q[ROW] = { 1 }, out[ROW];
+	struct kvt_attn_item item = { .seq = arg, .first = i, .n = 1, .q = q, .out = out };
+
+	a.n_heads = HEADS;
+	a.v_plane = 1;
+	if (kvt_attend(((struct kvt_seq *)arg)->cache, &a, &item, 1))
+		ck_abort_msg("%s", kvt_last_error());
+}
+
+START_TEST(attention_within_an_engines_parallel_work)
+{
+	struct kvt_cache_params p = params(64, 0, 1, 64);
+	struct kvt_cache *cache;
+	struct kvt_seq *seq;
+
+	p.threads = 3;
+	p.ram_bytes += 4 << 20;
+	ck_assert(!kvt_cache_create(&p, &cache));
+	ck_assert(!kvt_seq_create(cache, &seq) && !kvt_seq_append(seq, NULL, 64));
+	kvt_cache_parallel(cache, 64, attend_inside, seq);
+	kvt_cache_destroy(cache);
+}
+END_TEST
+
 START_TEST(metadata_is_small)
 {
 	struct kvt_cache_params p = params(0, 64 << 20, 1, 64);
@@ -404,6 +544,10 @@ int main(void)
 	tcase_add_test(t, the_file_system_is_full_first);
 	tcase_add_test(t, a_million_come_and_go);
 	tcase_add_test(t, growth_stays_within_the_budgets);
+	tcase_add_test(t, writers_share_the_least_memory);
+	tcase_add_test(t, moves_count_what_is_there);
+	tcase_add_test(t, a_bit_flips_in_memory);
+	tcase_add_test(t, attention_within_an_engines_parallel_work);
 	tcase_add_test(t, metadata_is_small);
 	suite_add_tcase(s, t);
 	srunner_run_all(r, CK_NORMAL);

@@ -73,6 +73,8 @@ START_TEST(each_bad_parameter_alone)
 	BAD(n_planes, 65536, -EINVAL, "planes");
 	BAD(threads, 1000000, -EINVAL, "threads");
 	BAD(name, long_name, -EINVAL, "name");
+	BAD(name, "\xff", -EINVAL, "name");
+	BAD(numa_node, -1, -EINVAL, "numa_node");
 	BAD(host, 99, -EINVAL, "host");
 	BAD(io, 99, -EINVAL, "io");
 	BAD(backend, 99, -EINVAL, "backend");
@@ -105,6 +107,7 @@ START_TEST(each_bad_plane_alone)
 	BAD_PLANE(head_dim, 0, "head_dim");
 	BAD_PLANE(head_dim, 8193, "head_dim");
 	BAD_PLANE(reserved, 1, "reserved");
+	BAD_PLANE(rows, UINT64_MAX, "rows");
 	BAD_PLANE(size, 4, "size");
 	/* a row larger than a block names the knob */
 	p = good();

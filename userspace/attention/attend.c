@@ -3,7 +3,7 @@
  * Attention over blocks.
  *
  * The splits that a pass must see are taken in groups. A group is as many
- * consecutive splits as half the readable frames hold (the other half is for
+ * consecutive splits as half the host frames hold (the other half is for
  * the group that loads meanwhile), at least one. Its work is cut into units,
  * one KV head's rows each: either a block of query rows over all the group's
  * splits, merged into the running state at once; or, where that gives too few
@@ -36,7 +36,7 @@ struct kvt_attend {
 	struct kvt_store *store;
 	struct kvt_workers *workers;
 	const struct kvt_attn_kernels *kernels;
-	uint32_t max_tokens, max_heads, max_k_dim, max_v_dim;
+	uint32_t max_tokens, max_v_dim;
 	uint32_t window; /* blocks of a group */
 	uint32_t capacity; /* of the arrays below */
 	pthread_mutex_t turn;
@@ -45,7 +45,6 @@ struct kvt_attend {
 	struct kvt_attn_state run, part;
 	uint8_t *scratch; /* [workers][scratch_bytes] */
 	size_t scratch_bytes;
-	void *memory;
 };
 
 /* A worker's own: what one kernel call reads, then the kernel's scratch. */
@@ -147,8 +146,7 @@ int kvt_attend_create(const struct kvt_attend_params *p, struct kvt_store *store
 		return kvt_fail(-ENOMEM, "no memory for attention's scratch (%llu bytes)", (unsigned long long)l.total);
 	*a = (struct kvt_attend){
 		.store = store, .workers = workers, .kernels = kvt_attn_kernels(NULL),
-		.max_tokens = p->max_query_rows, .max_heads = p->max_query_heads,
-		.max_k_dim = p->max_k_dim, .max_v_dim = p->max_v_dim, .capacity = l.capacity,
+		.max_tokens = p->max_query_rows, .max_v_dim = p->max_v_dim, .capacity = l.capacity,
 		.views = (struct kvt_view *)(memory + l.views),
 		.scratch = memory + l.scratch, .scratch_bytes = l.scratch_bytes,
 	};
@@ -369,7 +367,7 @@ static void look_ahead(struct kvt_attend *a, const struct kvt_attend_call *c, ui
 	next.v_table = c->next_v_table;
 	make_group(a, &next, first, (c->n_rows + KVT_SPLIT - 1) / KVT_SPLIT, UINT64_MAX, g);
 	kvt_store_borrow_begin(a->store, g->blocks, g->n_k + g->n_v);
-	kvt_store_return(a->store, g->blocks, g->n_k + g->n_v);
+	kvt_store_borrow_drop(a->store, g->blocks, g->n_k + g->n_v);
 }
 
 static int run_pass(struct pass *p)
@@ -404,7 +402,6 @@ static int run_pass(struct pass *p)
 		ret = kvt_store_borrow_wait(a->store, now->blocks, now->n_k + now->n_v, a->views);
 		if (ret)
 			return ret;
-		kvt_store_work(a->store, true);
 		p->g = now;
 		from = now->end;
 		more = from < to;
@@ -418,7 +415,6 @@ static int run_pass(struct pass *p)
 				c->kv_heads * p->row_blocks * (p->parts ? (uint32_t)(now->end - now->first) : 1), unit, p);
 		if (p->parts)
 			kvt_workers_run(a->workers, c->kv_heads, merge_parts, p);
-		kvt_store_work(a->store, false);
 		kvt_store_return(a->store, now->blocks, now->n_k + now->n_v);
 		swap = now;
 		now = next;

@@ -17,7 +17,7 @@ struct kvt_attend_params {
 	uint32_t max_query_rows;  /* tokens in one pass over the KV */
 	uint32_t max_query_heads;
 	uint32_t max_k_dim, max_v_dim; /* of a head */
-	uint32_t frames;	  /* readable frames of the store */
+	uint32_t frames;	  /* host frames of the store */
 	uint32_t split_blocks;	  /* blocks that one split's K and V take at most */
 };
 

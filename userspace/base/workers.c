@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -33,7 +34,7 @@ struct kvt_workers {
 	pthread_mutex_t lock;
 	pthread_cond_t start, done;
 	atomic_uint generation;
-	atomic_uint next;
+	_Atomic uint64_t next; /* wider than n: threads step past the end */
 	uint32_t n, asleep;
 	atomic_uint busy;
 	kvt_work_fn fn;
@@ -54,11 +55,11 @@ static void pause_cpu(void)
 static void work(struct kvt_workers *w, uint32_t index)
 {
 	const struct kvt_workers *outer = inside;
-	uint32_t i;
+	uint64_t i;
 
 	inside = w;
 	while ((i = atomic_fetch_add(&w->next, 1)) < w->n)
-		w->fn(w->arg, index, i);
+		w->fn(w->arg, index, (uint32_t)i);
 	inside = outer;
 }
 
@@ -133,6 +134,14 @@ void kvt_workers_run(struct kvt_workers *w, uint32_t n, kvt_work_fn fn, void *ar
 		}
 	}
 	pthread_mutex_unlock(&w->turn);
+}
+
+uint32_t kvt_cores(void)
+{
+	cpu_set_t set;
+	int n = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
+
+	return n < 1 ? 1 : (uint32_t)n;
 }
 
 uint64_t kvt_workers_bytes(uint32_t threads)

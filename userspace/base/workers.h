@@ -7,6 +7,9 @@
 
 struct kvt_workers;
 
+/* Cores that this process may use. */
+uint32_t kvt_cores(void);
+
 /* fn(arg, worker, i): @worker is in [0, threads), for scratch of its own. */
 typedef void (*kvt_work_fn)(void *arg, uint32_t worker, uint32_t i);
 

@@ -9,7 +9,6 @@
 #include "cache/cache.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -26,14 +25,6 @@
 #define HOST_DEPTH 64
 
 /* ---- parameters ---- */
-
-static uint32_t cores(void)
-{
-	cpu_set_t set;
-	int n = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
-
-	return n < 1 ? 1 : (uint32_t)n;
-}
 
 static int check_plane(const struct kvt_plane_params *p, uint32_t i, uint64_t block_bytes, struct kvt_plane *plane)
 {
@@ -63,11 +54,20 @@ static int check_plane(const struct kvt_plane_params *p, uint32_t i, uint64_t bl
 	return 0;
 }
 
-static int check_params(struct kvt_cache_params *p)
+static bool printable(const char *s)
+{
+	for (; *s; s++)
+		if (*s < ' ' || *s > '~')
+			return false;
+	return true;
+}
+
+/* @least: ram_bytes is what is being asked for. */
+static int check_params(struct kvt_cache_params *p, bool least)
 {
 	uint64_t physical = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 
-	if (p->ram_bytes > physical || p->pinned_bytes > physical - p->ram_bytes)
+	if (!least && (p->ram_bytes > physical || p->pinned_bytes > physical - p->ram_bytes))
 		return kvt_fail(-ENOMEM, "ram_bytes %llu and pinned_bytes %llu are more than this machine's %llu bytes of memory: lower them and give a disk budget",
 				(unsigned long long)p->ram_bytes, (unsigned long long)p->pinned_bytes,
 				(unsigned long long)physical);
@@ -82,12 +82,14 @@ static int check_params(struct kvt_cache_params *p)
 		return kvt_fail(-EINVAL, "%u planes, 1 to 65535 expected", p->planes ? p->n_planes : 0);
 	if (p->threads > 1024)
 		return kvt_fail(-EINVAL, "%u threads, 1 to 1024 expected (0: one for each core)", p->threads);
-	if (p->name && strlen(p->name) > 63)
-		return kvt_fail(-EINVAL, "the name is %zu bytes long, 63 at most", strlen(p->name));
+	if (p->name && (strlen(p->name) > 63 || !printable(p->name)))
+		return kvt_fail(-EINVAL, "the name is %zu bytes long: at most 63 printable ASCII bytes expected", strlen(p->name));
+	if (p->numa_node < 0 || p->numa_node > 65536)
+		return kvt_fail(-EINVAL, "numa_node is %d: a node's number + 1, or 0 for any, expected", p->numa_node);
 	if (p->host > KVT_HOST_MODULE || p->io > KVT_IO_THREADS || p->backend > KVT_BACKEND_CUDA)
 		return kvt_fail(-EINVAL, "host %u, io %u, backend %u: not all are known", p->host, p->io, p->backend);
 	if (!p->threads)
-		p->threads = cores();
+		p->threads = kvt_cores();
 	if (!p->max_seqs)
 		p->max_seqs = DEFAULT_MAX_SEQS;
 	if (!p->max_tokens)
@@ -120,7 +122,7 @@ struct plan {
 	uint32_t tables_len;	/* of a sequence's tables, entries */
 	uint64_t tables_bytes;	/* of all tables */
 	uint64_t overhead;	/* of the cache itself: all but the store's and the host's */
-	uint32_t least_frames;	/* readable frames that attention and a writer need */
+	uint32_t least_frames;	/* host frames that attention and a writer need */
 };
 
 static void plan_free(struct plan *plan)
@@ -187,10 +189,9 @@ static int plan_planes(struct plan *plan)
 
 static uint64_t ram_overhead(struct plan *plan)
 {
-	uint64_t readable = (uint64_t)plan->store.frames[KVT_TIER_PINNED] + plan->store.frames[KVT_TIER_RAM] +
-			    plan->store.frames[KVT_TIER_GPU];
+	uint64_t host = (uint64_t)plan->store.frames[KVT_TIER_PINNED] + plan->store.frames[KVT_TIER_RAM];
 
-	plan->attend.frames = readable < UINT32_MAX ? (uint32_t)readable : UINT32_MAX;
+	plan->attend.frames = host < UINT32_MAX ? (uint32_t)host : UINT32_MAX;
 	plan->overhead = sizeof(struct kvt_cache) + plan->p.n_planes * sizeof(struct kvt_plane) +
 			 plan->p.max_seqs * sizeof(struct kvt_seq) + plan->tables_bytes +
 			 kvt_workers_bytes(plan->p.threads) + kvt_attend_bytes(&plan->attend);
@@ -234,7 +235,7 @@ static int frames_of(const struct plan *plan, const char *what, uint64_t bytes, 
 }
 
 /* All but the division of ram_bytes. */
-static int make_plan(struct plan *plan, const struct kvt_cache_params *params)
+static int make_plan(struct plan *plan, const struct kvt_cache_params *params, bool least)
 {
 	struct kvt_cache_params *p = &plan->p;
 	int ret;
@@ -242,7 +243,7 @@ static int make_plan(struct plan *plan, const struct kvt_cache_params *params)
 	memset(plan, 0, sizeof(*plan));
 	ret = kvt_params_copy(p, sizeof(*p), sizeof(*p), params, "cache parameters");
 	if (!ret)
-		ret = check_params(p);
+		ret = check_params(p, least);
 	if (!ret)
 		ret = plan_planes(plan);
 	if (ret)
@@ -278,7 +279,7 @@ static uint64_t least_ram(struct plan *plan)
 int64_t kvt_cache_min_ram(const struct kvt_cache_params *params)
 {
 	struct plan plan;
-	int64_t ret = make_plan(&plan, params);
+	int64_t ret = make_plan(&plan, params, true);
 
 	if (!ret)
 		ret = (int64_t)least_ram(&plan);
@@ -370,7 +371,7 @@ static int build(struct kvt_cache *c, struct plan *plan)
 	if (!ret)
 		ret = kvt_workers_create(c->threads, &c->workers);
 	if (!ret) {
-		plan->attend.frames = kvt_store_readable_frames(c->store);
+		plan->attend.frames = kvt_store_host_frames(c->store);
 		ret = kvt_attend_create(&plan->attend, c->store, c->workers, &c->attend);
 	}
 	return ret;
@@ -400,7 +401,7 @@ int kvt_cache_create_on(const struct kvt_cache_params *params, struct kvt_host *
 {
 	struct kvt_cache *c = NULL;
 	struct plan plan;
-	int ret = make_plan(&plan, params);
+	int ret = make_plan(&plan, params, false);
 
 	if (!ret)
 		ret = divide_ram(&plan);

@@ -3,8 +3,8 @@
  * Inside a cache: the store, who computes, and the block tables of sequences
  * and raw planes.
  *
- * Locks: cache->lock guards the list of sequences; a sequence's table is the
- * caller's to order. It is taken before the store's and never with it held long.
+ * cache->lock guards which sequences are alive and what was attended to last. No
+ * other lock is taken with it held. A sequence's tables are its caller's to order.
  */
 #ifndef KVT_CACHE_CACHE_H
 #define KVT_CACHE_CACHE_H

@@ -30,7 +30,7 @@ static int check_range(const struct kvt_seq *seq, uint32_t first, uint32_t n)
 
 int kvt_seq_create(struct kvt_cache *c, struct kvt_seq **seq)
 {
-	int ret = kvt_fail(-ENOSPC, "%u sequences are alive, as many as max_seqs allows", c->max_seqs);
+	int ret = -ENOSPC;
 
 	pthread_mutex_lock(&c->lock);
 	for (uint32_t i = 0; i < c->max_seqs && ret; i++) {
@@ -46,7 +46,7 @@ int kvt_seq_create(struct kvt_cache *c, struct kvt_seq **seq)
 		ret = 0;
 	}
 	pthread_mutex_unlock(&c->lock);
-	return ret;
+	return ret ? kvt_fail(ret, "%u sequences are alive, as many as max_seqs allows", c->max_seqs) : 0;
 }
 
 static void drop_blocks(struct kvt_seq *seq, const struct kvt_plane *p, uint32_t from)
@@ -160,7 +160,7 @@ int kvt_seq_tokens(const struct kvt_seq *seq, uint32_t first, uint32_t n, uint32
 {
 	int ret = check_range(seq, first, n);
 
-	if (!ret)
+	if (!ret && n)
 		memcpy(tokens, seq->tokens + first, n * sizeof(uint32_t));
 	return ret;
 }
@@ -199,23 +199,10 @@ int kvt_seq_read(struct kvt_seq *seq, uint32_t plane, uint32_t first, uint32_t n
 
 int64_t kvt_seq_move(struct kvt_seq *seq, enum kvt_tier tier)
 {
-	struct kvt_cache *c = seq->cache;
-	int64_t there = 0, n;
-
 	if ((unsigned int)tier >= KVT_TIERS)
 		return kvt_fail(-EINVAL, "tier %u", tier);
-	for (uint32_t i = 0; i < c->n_planes; i++) {
-		const struct kvt_plane *p = &c->planes[i];
-
-		if (p->rows)
-			continue;
-		n = kvt_store_move(c->store, kvt_seq_table(seq, p),
-				   (seq->len + p->geom.block_rows - 1) / p->geom.block_rows, tier);
-		if (n < 0)
-			return n;
-		there += n;
-	}
-	return there;
+	/* all planes in one call, so that none takes another's frames; behind the end there are no blocks */
+	return kvt_store_move(seq->cache->store, seq->tables, seq->cache->tables_len, tier);
 }
 
 int kvt_seq_borrow(struct kvt_seq *seq, uint32_t plane, uint32_t index, struct kvt_borrow *borrow)

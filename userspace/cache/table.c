@@ -139,14 +139,15 @@ int kvt_table_borrow(struct kvt_cache *cache, const struct kvt_plane *plane, uin
 	ret = kvt_store_borrow_wait(cache->store, &block, 1, &view);
 	if (ret)
 		return ret;
+	kvt_store_work(cache->store, false); /* nobody knows for how long */
 	*borrow = (struct kvt_borrow){
 		.data = view.data, .rows = view.rows, .row_bytes = plane->geom.row_bytes, .tier = view.tier,
-		.block = block, .content_rev = view.content_rev,
+		.block = block, .place_rev = view.place_rev, .content_rev = view.content_rev,
 	};
 	return 0;
 }
 
 void kvt_borrow_return(struct kvt_cache *cache, const struct kvt_borrow *borrow)
 {
-	kvt_store_return(cache->store, &borrow->block, 1);
+	kvt_store_borrow_drop(cache->store, &borrow->block, 1);
 }

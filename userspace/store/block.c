@@ -308,17 +308,17 @@ int kvt_store_borrow_wait(struct kvt_store *s, const uint32_t *blocks, uint32_t 
 				.data = frame_data(s, b->tier, b->frame),
 				.rows = b->rows,
 				.tier = b->tier,
+				.place_rev = b->place_rev,
 				.content_rev = b->content_rev,
 			};
 	}
-	s->working--;
 	pthread_mutex_unlock(&s->lock);
 	if (ret)
 		kvt_store_return(s, blocks, n);
 	return ret;
 }
 
-void kvt_store_return(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
+void kvt_store_borrow_drop(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
 {
 	pthread_mutex_lock(&s->lock);
 	for (uint32_t i = 0; i < n; i++)
@@ -327,26 +327,25 @@ void kvt_store_return(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
 	pthread_mutex_unlock(&s->lock);
 }
 
+void kvt_store_return(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
+{
+	kvt_store_borrow_drop(s, blocks, n);
+	kvt_store_work(s, false);
+}
+
 void kvt_store_work(struct kvt_store *s, bool begin)
 {
 	pthread_mutex_lock(&s->lock);
-	if (begin) {
+	if (begin)
 		s->working++;
-	} else {
-		s->working--;
-		kvt_store_wake(s);
-	}
+	else
+		kvt_store_end_work(s);
 	pthread_mutex_unlock(&s->lock);
 }
 
-uint32_t kvt_store_readable_frames(const struct kvt_store *s)
+uint32_t kvt_store_host_frames(const struct kvt_store *s)
 {
-	uint32_t n = 0;
-
-	for (uint32_t t = 0; t < KVT_TIER_DISK; t++)
-		if (s->frames[t].total && cpu_reads(s, t))
-			n += s->frames[t].total;
-	return n;
+	return s->frames[KVT_TIER_PINNED].total + s->frames[KVT_TIER_RAM].total;
 }
 
 /* ---- writing ---- */
@@ -355,7 +354,7 @@ static void end_change(struct kvt_store *s, uint32_t block)
 {
 	s->changing--;
 	s->working--;
-	unhold(s, block);
+	unhold(s, block); /* wakes */
 }
 
 /*
@@ -374,15 +373,17 @@ static int hold_to_change(struct kvt_store *s, uint32_t block, bool replace, boo
 
 	*fresh = false;
 	s->working++;
-	while (!b->dirty && s->dirty + s->changing >= s->dirty_max) {
+	while (!b->dirty && !kvt_store_may_dirty(s)) {
 		ret = kvt_store_wait_room(s, since);
 		if (ret) {
-			s->working--;
+			kvt_store_end_work(s);
 			return ret;
 		}
 	}
 	s->changing++;
 	hold(s, block);
+	if (b->state == B_IDLE)
+		b->error = 0; /* of a load that nobody waited for */
 	for (;;) {
 		if (b->state != B_IDLE || b->writing) {
 			kvt_store_wait_change(s);
@@ -570,7 +571,9 @@ int kvt_store_copy(struct kvt_store *s, uint32_t block, uint32_t rows, uint32_t 
 		rows = view.rows;
 	src.data = (void *)view.data;
 	/* whole first, since only the whole has a digest to verify it by */
+	kvt_store_work(s, false); /* the write below is at work itself, or asleep */
 	ret = view.rows ? kvt_store_write(s, to, 0, view.rows, &src) : 0;
+	kvt_store_work(s, true);
 	if (!ret && s->blocks[to].digest != from->digest)
 		ret = kvt_fail(-EBADMSG, "a block of plane %u changed while it was copied", from->plane);
 	kvt_store_return(s, &block, 1);
@@ -713,18 +716,19 @@ int64_t kvt_store_move(struct kvt_store *s, const uint32_t *blocks, uint32_t n, 
 		there = move_to_disk(s, blocks, n);
 	else
 		there = move_to_memory(s, blocks, n, tier);
-	s->working--;
+	kvt_store_end_work(s);
 	pthread_mutex_unlock(&s->lock);
 	return there;
 }
 
 int kvt_store_flush(struct kvt_store *s)
 {
-	uint64_t since;
+	uint64_t since, lost;
 	int ret = 0;
 
 	pthread_mutex_lock(&s->lock);
 	since = s->write_errors;
+	lost = s->st.blocks_lost;
 	s->flushing++;
 	while (s->dirty) {
 		if (s->write_errors - since >= WRITE_ERRORS_MAX) {
@@ -747,6 +751,9 @@ int kvt_store_flush(struct kvt_store *s)
 		pthread_cond_wait(&s->cond, &s->lock);
 	}
 	s->flushing--;
+	if (!ret && s->st.blocks_lost > lost)
+		ret = kvt_fail(-EBADMSG, "%llu blocks were found changed in memory and are lost",
+			       (unsigned long long)(s->st.blocks_lost - lost));
 	pthread_mutex_unlock(&s->lock);
 	return ret;
 }

@@ -113,7 +113,8 @@ struct kvt_store {
 	uint32_t flushing;	 /* calls that wait for dirty blocks to become clean */
 	uint32_t dirty;		 /* blocks */
 	uint32_t changing;	 /* blocks that are held to be changed */
-	uint32_t dirty_max;	 /* so that frames stay for reading */
+	uint32_t dirty_host;	 /* those in host frames, */
+	uint32_t dirty_max;	 /* and how many there may be, so that frames stay for reading */
 	uint32_t slot_high;	 /* slots from here on were never used */
 	uint32_t slot_reserve;
 	uint32_t errors_in_row;	 /* of write-back */
@@ -143,6 +144,10 @@ bool kvt_store_retire_slot(struct kvt_store *s, uint32_t slot);
 void kvt_store_lose(struct kvt_store *s, uint32_t block);
 /* A free frame of @tiers, the fastest first, or a clean block's. -EAGAIN: neither. */
 int kvt_store_take_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame);
+/* Can one more block become dirty, and frames still be left for reading? */
+bool kvt_store_may_dirty(const struct kvt_store *s);
+/* A call ends or turns to something unbounded: who slept because it worked must look again. */
+void kvt_store_end_work(struct kvt_store *s);
 /* For a working call: wait for a change. */
 void kvt_store_wait_change(struct kvt_store *s);
 /* The same for want of room. -ENOSPC, with the reason, if none can come. @since: write_errors when waiting began. */

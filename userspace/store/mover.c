@@ -384,7 +384,8 @@ static int write_back(struct kvt_store *s, struct pace *pace)
 		victim = s->policy_ops->victim(s->policy, MEMORY_TIERS, false);
 		if (victim == KVT_POLICY_NONE || kvt_store_store(s, victim))
 			return -1;
-		pace->allowance -= (double)s->block_bytes;
+		if (!waited_for)
+			pace->allowance -= (double)s->block_bytes;
 	}
 }
 

@@ -30,6 +30,7 @@ void kvt_store_place(struct kvt_store *s, uint32_t block, uint32_t tier, uint32_
 	b->frame = frame;
 	b->place_rev++;
 	s->tier_blocks[tier]++;
+	s->dirty_host += b->dirty && tier != KVT_TIER_GPU;
 }
 
 void kvt_store_unplace(struct kvt_store *s, uint32_t block)
@@ -40,6 +41,7 @@ void kvt_store_unplace(struct kvt_store *s, uint32_t block)
 		return;
 	push(&s->frames[b->tier], b->frame);
 	s->tier_blocks[b->tier]--;
+	s->dirty_host -= b->dirty && b->tier != KVT_TIER_GPU;
 	b->frame = NONE;
 	b->tier = KVT_TIER_DISK;
 	b->place_rev++;
@@ -52,10 +54,9 @@ void kvt_store_set_dirty(struct kvt_store *s, uint32_t block, bool dirty)
 	if (b->dirty == dirty)
 		return;
 	b->dirty = dirty;
-	if (dirty)
-		s->dirty++;
-	else
-		s->dirty--;
+	s->dirty += dirty ? 1 : -1;
+	if (b->frame != NONE && b->tier != KVT_TIER_GPU)
+		s->dirty_host += dirty ? 1 : -1;
 }
 
 void kvt_store_set_slot(struct kvt_store *s, uint32_t block, uint32_t slot)
@@ -75,6 +76,11 @@ void kvt_store_set_slot(struct kvt_store *s, uint32_t block, uint32_t slot)
 static bool slot_for(const struct kvt_store *s, const struct block *b)
 {
 	return s->frames[KVT_TIER_DISK].n > (b->slot == NONE ? s->slot_reserve : 0);
+}
+
+bool kvt_store_may_dirty(const struct kvt_store *s)
+{
+	return s->dirty_host + s->changing < s->dirty_max;
 }
 
 int kvt_store_take_slot(struct kvt_store *s, uint32_t block, uint32_t *slot)
@@ -181,6 +187,9 @@ static int no_room(struct kvt_store *s)
 	if (s->disk_error)
 		return kvt_fail(-ENOSPC, "all %u memory frames are in use and the disk tier takes no more writes (%s): raise the memory budgets or mend the disk",
 				frames, strerror(-s->disk_error));
+	if (s->shrunk)
+		return kvt_fail(-ENOSPC, "all %u memory frames are in use and the disk tier's file system is full: it gave %u of %u slots of %llu bytes: free space there, or raise the memory budgets",
+				frames, disk->total, s->budget_frames[KVT_TIER_DISK], (unsigned long long)s->block_bytes);
 	if (s->policy_ops->victim(s->policy, MEMORY_TIERS, false) == KVT_POLICY_NONE)
 		return kvt_fail(-ENOMEM, "of %u memory frames of %llu bytes too many are borrowed, %u of them not yet written to disk: return some, or raise the memory budgets",
 				frames, (unsigned long long)s->block_bytes, s->dirty);
@@ -219,6 +228,13 @@ static bool in_flight(const struct kvt_store *s)
 		return true;
 	victim = s->policy_ops->victim(s->policy, MEMORY_TIERS, false);
 	return victim != KVT_POLICY_NONE && !s->disk_error && slot_for(s, &s->blocks[victim]);
+}
+
+void kvt_store_end_work(struct kvt_store *s)
+{
+	s->working--;
+	if (s->asleep)
+		kvt_store_wake(s);
 }
 
 void kvt_store_wait_change(struct kvt_store *s)

@@ -82,6 +82,7 @@ static int make_pool(struct kvt_store *s, const struct kvt_store_params *p, uint
 static int make_frames(struct kvt_store *s, const struct kvt_store_params *p)
 {
 	struct kvt_file_params file = { .dir = p->disk_dir, .n_slots = p->frames[KVT_TIER_DISK] };
+	struct kvt_file_info info;
 	struct kvt_pool_params staging = { .n_frames = staging_frames(p), .node = p->numa_node };
 	int ret;
 
@@ -98,6 +99,10 @@ static int make_frames(struct kvt_store *s, const struct kvt_store_params *p)
 			ret = kvt_file_open(s->host, &file, &s->file);
 		if (ret)
 			return ret;
+		kvt_file_info(s->file, &info);
+		if (!info.direct)
+			kvt_log(KVT_LOG_WARN, "disk tier in %s (%s): buffered, so it uses memory beside the budgets: %s", p->disk_dir,
+				info.fs, info.reason);
 	}
 	return p->frames[KVT_TIER_GPU] ? kvt_device_create(s, p->frames[KVT_TIER_GPU]) : 0;
 }
@@ -210,7 +215,7 @@ int kvt_store_create(const struct kvt_store_params *p, struct kvt_store **store)
 	s->slot_reserve = !p->frames[KVT_TIER_DISK] ? 0 : reserve < 1 ? 1 : reserve > SLOT_RESERVE_MAX ? SLOT_RESERVE_MAX : reserve;
 	s->dirty_max = UINT32_MAX;
 	if (p->frames[KVT_TIER_DISK])
-		s->dirty_max = p->frames[KVT_TIER_GPU] + p->frames[KVT_TIER_PINNED] + p->frames[KVT_TIER_RAM] - p->headroom;
+		s->dirty_max = p->frames[KVT_TIER_PINNED] + p->frames[KVT_TIER_RAM] - p->headroom;
 	s->overhead = kvt_store_overhead(p);
 	s->gpu_overhead = kvt_store_gpu_overhead(p);
 	memcpy(s->budget_frames, p->frames, sizeof(s->budget_frames));
@@ -290,7 +295,7 @@ static int disagree(const char *what, uint32_t tier, uint64_t have, uint64_t wan
 
 int kvt_store_check(struct kvt_store *s)
 {
-	uint64_t placed[KVT_TIERS] = { 0 }, flying[KVT_TIERS] = { 0 }, alive = 0, dirty = 0;
+	uint64_t placed[KVT_TIERS] = { 0 }, flying[KVT_TIERS] = { 0 }, alive = 0, dirty = 0, dirty_host = 0;
 	int ret = 0;
 
 	pthread_mutex_lock(&s->lock);
@@ -301,6 +306,7 @@ int kvt_store_check(struct kvt_store *s)
 			continue;
 		alive++;
 		dirty += b->dirty;
+		dirty_host += b->dirty && b->frame != NONE && b->tier != KVT_TIER_GPU;
 		if (b->frame != NONE)
 			placed[b->tier]++;
 		placed[KVT_TIER_DISK] += b->slot != NONE;
@@ -315,6 +321,8 @@ int kvt_store_check(struct kvt_store *s)
 	}
 	if (!ret && alive != s->st.blocks)
 		ret = disagree("live blocks", KVT_TIER_RAM, s->st.blocks, alive);
+	if (!ret && dirty_host != s->dirty_host)
+		ret = disagree("dirty blocks in host frames", KVT_TIER_RAM, s->dirty_host, dirty_host);
 	if (!ret && dirty != s->dirty)
 		ret = disagree("dirty blocks", KVT_TIER_RAM, s->dirty, dirty);
 	pthread_mutex_unlock(&s->lock);

@@ -41,7 +41,7 @@ struct kvt_store_params {
 	uint32_t flags; /* KVT_CACHE_* */
 	uint64_t block_bytes;
 	uint32_t frames[KVT_TIERS]; /* frames, and slots on disk */
-	uint32_t headroom;	    /* with a disk tier: frames that dirty blocks leave for reading, fewer than all */
+	uint32_t headroom;	    /* with a disk tier: host frames that dirty blocks leave for reading, fewer than all */
 	struct kvt_budget *budget;  /* [KVT_TIERS]: charged with frames; overhead goes to KVT_TIER_RAM's */
 	const char *disk_dir;
 	int32_t numa_node; /* or -1 */
@@ -85,23 +85,28 @@ struct kvt_view {
 	const uint8_t *data;
 	uint32_t rows;
 	uint32_t tier;
+	uint32_t place_rev;
 	uint64_t content_rev;
 };
 
 void kvt_store_borrow_begin(struct kvt_store *, const uint32_t *blocks, uint32_t n);
 
 /*
- * After begin, for the same blocks. On an error every hold is given back.
+ * After begin, for the same blocks. Until the return, the caller counts as at
+ * work, and who waits for a frame waits for it: an unbounded hold says so with
+ * kvt_store_work(false), and true before the return. On an error every hold is given back.
  * -ENOMEM: more blocks than memory can hold at once; -EIO, -EBADMSG: the content cannot be had.
  */
 int kvt_store_borrow_wait(struct kvt_store *, const uint32_t *blocks, uint32_t n, struct kvt_view *views);
 void kvt_store_return(struct kvt_store *, const uint32_t *blocks, uint32_t n);
 
-/* Around a bounded use of what is held: others then wait for it to end instead of failing for want of a frame. */
+/* Instead of wait and return: the loads that begin has started go on. */
+void kvt_store_borrow_drop(struct kvt_store *, const uint32_t *blocks, uint32_t n);
+
 void kvt_store_work(struct kvt_store *, bool begin);
 
-/* Frames that the CPU can read: the most blocks that may be held at once. */
-uint32_t kvt_store_readable_frames(const struct kvt_store *);
+/* Frames that blocks can be loaded to: so many blocks can be held at once wherever they were. */
+uint32_t kvt_store_host_frames(const struct kvt_store *);
 
 /* Blocks of @blocks that are in @tier afterwards (as many as fit). */
 int64_t kvt_store_move(struct kvt_store *, const uint32_t *blocks, uint32_t n, enum kvt_tier tier);

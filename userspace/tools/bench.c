@@ -206,7 +206,7 @@ static int fill_cache(struct full_cache *f, const struct shape *s, struct kvt_ca
 	ret = least < 0 ? (int)least : 0;
 	p->ram_bytes = ram > (uint64_t)least ? ram : (uint64_t)least;
 	if (!ram)
-		p->ram_bytes += f->bytes + f->bytes / 64;
+		p->ram_bytes += f->bytes + f->bytes / 16;
 	if (!ret)
 		ret = kvt_cache_create(p, &f->cache);
 	if (!ret)
@@ -263,7 +263,7 @@ static int bench_decode(struct bench *b, struct kvt_workers *w)
 		p.threads = b->threads;
 		if (fill_cache(&f, &shapes[i], &p, 0, 1))
 			return -1;
-		data = f.cache->store ? kvt_store_pool(f.cache->store, KVT_TIER_RAM) : NULL;
+		data = kvt_store_pool(f.cache->store, KVT_TIER_RAM);
 		if (attend_all(&f, &shapes[i], 1) < 0)
 			goto failed;
 		for (uint32_t r = 0; r < b->rounds; r++) {
@@ -396,7 +396,8 @@ static int bench_placement(struct bench *b)
 		for (uint32_t pass = 0; pass < 16; pass++)
 			for (uint32_t i = 0; i + 512 <= n; i += 512) {
 				kvt_store_borrow_begin(f.cache->store, table + i, 512);
-				kvt_store_borrow_wait(f.cache->store, table + i, 512, views);
+				if (kvt_store_borrow_wait(f.cache->store, table + i, 512, views))
+					goto failed;
 				kvt_store_return(f.cache->store, table + i, 512);
 			}
 		got[r] = (now() - start) * 1e9 / (16.0 * (n / 512 * 512));
@@ -404,6 +405,9 @@ static int bench_placement(struct bench *b)
 	report(b, "placement: borrow and return a block", "ns", got, NULL, "(1000 allowed)");
 	empty_cache(&f);
 	return 0;
+failed:
+	empty_cache(&f);
+	return -1;
 }
 
 static int bench_digest(struct bench *b)
@@ -448,7 +452,7 @@ int cmd_bench(int argc, char **argv)
 		{ "kv-bytes", 1, NULL, 'k' }, { "json", 0, NULL, 'j' },	 { "help", 0, NULL, 'h' }, { 0 },
 	};
 	static const char *const names[] = { "decode", "prefill", "stream", "placement", "digest" };
-	struct bench b = { .threads = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN), .rounds = 5, .kv_bytes = 384u << 20 };
+	struct bench b = { .threads = kvt_cores(), .rounds = 5, .kv_bytes = 384u << 20 };
 	struct kvt_workers *w = NULL;
 	uint64_t n;
 	int opt, ret = 0;
