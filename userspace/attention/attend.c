@@ -195,21 +195,29 @@ static struct kvt_attn_state state_at(const struct kvt_attn_state *st, uint64_t 
 	return (struct kvt_attn_state){ st->max + row, st->sum + row, st->acc + row * v_dim };
 }
 
+/* Where rows [first, first + n) of a plane are, given the views of its blocks from @block0 on. */
+static void point_at_rows(const struct kvt_view *views, uint64_t block0, const struct kvt_plane_geom *g, uint64_t first,
+			  uint32_t n, const uint8_t **rows)
+{
+	const struct kvt_view *view = views + (first / g->block_rows - block0);
+	uint32_t row = (uint32_t)(first % g->block_rows);
+
+	for (uint32_t j = 0; j < n; view++, row = 0) {
+		const uint8_t *at = view->data + (uint64_t)row * g->row_bytes;
+
+		for (; j < n && row < g->block_rows; row++, at += g->row_bytes)
+			rows[j++] = at;
+	}
+}
+
 static void point_at_split(const struct pass *p, uint64_t split, struct rows *r, struct kvt_split_rows *s)
 {
 	const struct kvt_attend_call *c = p->c;
-	const struct kvt_plane_geom *kg = c->k_geom, *vg = c->v_geom;
-	const struct kvt_view *kv = p->a->views, *vv = p->a->views + p->g->n_k;
-	uint64_t first = split * KVT_SPLIT;
-	uint64_t left = c->n_rows - first;
+	uint64_t first = split * KVT_SPLIT, left = c->n_rows - first;
 	uint32_t n = left < KVT_SPLIT ? (uint32_t)left : KVT_SPLIT;
 
-	for (uint32_t j = 0; j < n; j++) {
-		uint64_t row = first + j;
-
-		r->k[j] = kv[row / kg->block_rows - p->g->k0].data + row % kg->block_rows * kg->row_bytes;
-		r->v[j] = vv[row / vg->block_rows - p->g->v0].data + row % vg->block_rows * vg->row_bytes;
-	}
+	point_at_rows(p->a->views, p->g->k0, c->k_geom, first, n, r->k);
+	point_at_rows(p->a->views + p->g->n_k, p->g->v0, c->v_geom, first, n, r->v);
 	*s = (struct kvt_split_rows){ .first = first, .n = n, .k = r->k, .v = r->v };
 }
 
