@@ -8,11 +8,12 @@
  * taken in ascending order. Per query row the arithmetic is one fixed sequence:
  *
  *   s_j   = chain of fma over d = 0..k_dim-1, from +0
- *   then scale, soft-cap, bias (one rounding each, in this order)
+ *   then scale, soft-cap, bias (one rounding each, in this order; slope * bias is an fma)
  *   p_j   = exp(s_j - max) by the one polynomial of this directory
  *   acc_d = chain of fma over the visible rows j, ascending
  *
- * Rows that are not visible are skipped, not multiplied by zero. Vector lanes
+ * Rows that are not visible are skipped, not multiplied by zero; so is a row
+ * whose score is -inf. Vector lanes
  * hold different j (scores) or different d (accumulators), never parts of one
  * sum, so that every vector width gives the same bits. The sum of p is kept in
  * 16 lanes, j mod 16, and folded 8, 4, 2, 1 at the end of the tile.
@@ -44,6 +45,10 @@ struct kvt_split_rows {
 	const uint8_t *const *k; /* [n] whole rows; this head's elements at k[j] + k_offset */
 	const uint8_t *const *v;
 	uint32_t k_offset, v_offset; /* bytes */
+	/* What this thread computes next with the same shape, or NULL: its first rows are fetched meanwhile. No effect
+	   on results. */
+	const struct kvt_split_rows *next;
+	bool fetched; /* was @next of this thread's last call */
 };
 
 /* Query rows that read this KV head: any tokens, any heads of the group. */
@@ -56,13 +61,17 @@ struct kvt_query_rows {
 	const uint64_t *pos;	   /* [m] own position, for slope without mask */
 };
 
-/* (max, sum, accumulator) of m rows: max is -inf and sum 0 where nothing was seen. */
+/*
+ * (max, sum, accumulator) of m rows: -inf, 0 and zeros where nothing was seen;
+ * 0, NaN and zeros for a row whose output is NaN.
+ */
 struct kvt_attn_state {
-	float *max;   /* [m] */
-	float *sum;   /* [m]; NaN marks a row whose output is NaN */
-	float *acc;   /* [m][v_dim] */
+	float *max; /* [m] */
+	float *sum; /* [m] */
+	float *acc; /* [m][v_dim] */
 };
 
+/* Functions set round-to-nearest with denormals for themselves and restore the caller's modes. */
 struct kvt_attn_kernels {
 	const char *isa; /* "avx2", ... */
 	/* Bytes of scratch that split() needs for up to @m rows; 64-byte aligned, contents ignored. */
@@ -70,9 +79,15 @@ struct kvt_attn_kernels {
 	/* One whole split: @out is overwritten. */
 	void (*split)(const struct kvt_attn_shape *, const struct kvt_split_rows *, const struct kvt_query_rows *,
 		      struct kvt_attn_state *out, void *scratch);
-	/* @into = merge(@into, @part), rows i of both; @into covers the lower positions. */
+	/*
+	 * @into = merge(@into, @part), rows i of both; @into covers the lower positions. With "nothing seen" on one
+	 * side it is a copy of the other, bit for bit.
+	 */
 	void (*merge)(struct kvt_attn_state *into, const struct kvt_attn_state *part, uint32_t m, uint32_t v_dim);
-	/* Row i's output: acc / sum, sinks[i] (NULL: none) taken into the sum; zeros where nothing was seen. */
+	/*
+	 * Row i's output: acc / sum, sinks[i] (NULL: none; -inf: no sink) taken into the sum; zeros where nothing was
+	 * seen, whatever the sink; every NaN is 0x7fc00000. A sink of NaN or +inf makes the row NaN.
+	 */
 	void (*finish)(const struct kvt_attn_state *, uint32_t m, uint32_t v_dim, const float *sinks,
 		       float *const *out);
 };

@@ -17,9 +17,8 @@
 
 #define GROUP 6	 /* query rows whose sums the registers hold */
 #define BATCH 24 /* query rows that use a panel while it is in the first-level cache */
-#define V_BLOCK 16 /* positions of V that are packed at a time, when they are used only once */
+#define V_BYTES (16 << 10) /* of V's panels, when they are used only once: half of the first-level cache */
 #define TILE_PANELS (KVT_TILE / PANEL)
-#define V_STRIDE(positions) (((positions) + 1) * PANEL) /* odd in cache lines: panels do not share cache sets */
 #define NOINLINE __attribute__((noinline))
 
 /* Panels a pass for n rows: enough independent sums to hide an fma's latency, no more than registers. */
@@ -41,8 +40,10 @@ struct tile {
 	unsigned n;
 	const uint8_t *const *k_rows, *const *v_rows;
 	uint32_t k_offset, v_offset;
-	float *k, *v; /* panels */
-	size_t k_stride, v_stride; /* floats between panels */
+	uint8_t *k, *v;		   /* panels */
+	size_t k_stride, v_stride; /* bytes between panels */
+	uint32_t k_kind, v_kind;   /* of their elements */
+	unsigned k_block, v_block; /* panels of K, positions of V, that are held at a time; powers of two */
 	bool once;   /* the query rows are one group: panels are packed as they are used, and only once */
 	bool packed; /* the panels hold this tile */
 	struct ahead ahead;
@@ -60,50 +61,54 @@ struct batch {
 	float bias[BATCH][KVT_TILE];
 };
 
-static float *align_up(void *p)
+/* Bytes from panel to panel: odd in cache lines, so that panels do not share cache sets. */
+static size_t panel_stride(uint32_t steps, uint32_t kind)
 {
-	return (float *)(((uintptr_t)p + 63) & ~(uintptr_t)63);
-}
-
-static size_t k_stride(const struct kvt_attn_shape *shape)
-{
-	return (size_t)(shape->k_dim + 1) * PANEL;
+	return (((size_t)steps * PANEL * panel_element(kind) / LINE) | 1) * LINE + LINE * 2;
 }
 
 static size_t scratch_bytes(const struct kvt_attn_shape *shape, uint32_t m)
 {
-	size_t k = TILE_PANELS * k_stride(shape), v = (shape->v_dim + PANEL - 1) / PANEL * (size_t)V_STRIDE(KVT_TILE);
+	size_t k = TILE_PANELS * panel_stride(shape->k_dim, KVT_F32);
+	size_t v = (shape->v_dim + PANEL - 1) / PANEL * panel_stride(KVT_TILE, KVT_F32);
 
 	(void)m;
-	return (k + v) * sizeof(float) + (sizeof(struct batch) + 63) / 64 * 64;
+	return (sizeof(struct batch) + LINE - 1) / LINE * LINE + k + v;
+}
+
+/* Where panel @p of K is. */
+static uint8_t *k_panel(const struct tile *t, unsigned p)
+{
+	return t->k + (p & (t->k_block - 1)) * t->k_stride;
 }
 
 /* Where position @j of the panels of dimension @d is. */
-static float *v_panels(const struct tile *t, uint32_t d, unsigned j)
+static uint8_t *v_panels(const struct tile *t, uint32_t d, unsigned j)
 {
-	return t->v + d / PANEL * t->v_stride + (t->once ? j % V_BLOCK : j) * PANEL;
+	return t->v + d / PANEL * t->v_stride + (size_t)(j & (t->v_block - 1)) * PANEL * panel_element(t->v_kind);
 }
 
-static float *k_panel(const struct tile *t, unsigned panel)
-{
-	return t->k + (t->once ? panel % PANELS_OF(t->rows->m) : panel) * t->k_stride;
-}
-
+/* What stands for positions that the tile does not have is not seen, so the last one does. */
 static void pack_k(struct tile *t, unsigned panel)
 {
-	unsigned at = panel * PANEL, n = at < t->n ? t->n - at : 0;
+	const uint8_t *rows[PANEL];
 
-	panel_k(t->shape->k_codec, k_panel(t, panel), t->k_rows + at, t->k_offset, n < PANEL ? n : PANEL,
-		t->shape->k_dim, &t->ahead);
+	for (unsigned i = 0; i < PANEL; i++) {
+		unsigned j = panel * PANEL + i;
+
+		rows[i] = t->k_rows[j < t->n ? j : t->n - 1] + t->k_offset;
+	}
+	panel_k(t->shape->k_codec, t->k_kind, k_panel(t, panel), rows, t->shape->k_dim, &t->ahead);
 }
 
-/* Positions [from, to). When they are used only once, each block takes the first one's place. */
+/* Positions [from, to). */
 static void pack_v(struct tile *t, unsigned from, unsigned to)
 {
 	uint32_t lines = t->shape->v_dim * panel_element(t->shape->v_codec) / (2 * LINE) + 1;
 
 	for (unsigned j = from; j < to && j < t->n; j++) {
-		panel_v(t->shape->v_codec, v_panels(t, 0, j), t->v_stride, t->v_rows[j] + t->v_offset, t->shape->v_dim);
+		panel_v(t->shape->v_codec, t->v_kind, v_panels(t, 0, j), t->v_stride, t->v_rows[j] + t->v_offset,
+			t->shape->v_dim);
 		ahead_step(&t->ahead, lines);
 	}
 }
@@ -156,8 +161,8 @@ static uint64_t see(const struct tile *t, uint32_t i, float *bias)
 }
 
 /* s = q . k for @panels panels at @p, rows from @at */
-VF_INLINE void scores_pass(const unsigned rows, const unsigned panels, struct batch *g, unsigned at, struct tile *t,
-			   unsigned p)
+VF_INLINE void scores_pass(const uint32_t kind, const unsigned rows, const unsigned panels, struct batch *g, unsigned at,
+			   struct tile *t, unsigned p)
 {
 	const unsigned vecs = panels * PANEL_VECS;
 	vf c[GROUP * 4 * PANEL_VECS];
@@ -165,7 +170,7 @@ VF_INLINE void scores_pass(const unsigned rows, const unsigned panels, struct ba
 	KVT_UNROLL
 	for (unsigned i = 0; i < rows * vecs; i++)
 		c[i] = vf_zero();
-	panel_multiply(rows, panels, c, g->q + at, k_panel(t, p), t->k_stride, t->shape->k_dim, &t->ahead);
+	panel_multiply(kind, rows, panels, c, g->q + at, k_panel(t, p), t->k_stride, t->shape->k_dim, &t->ahead);
 	KVT_UNROLL
 	for (unsigned i = 0; i < rows; i++) {
 		KVT_UNROLL
@@ -174,24 +179,39 @@ VF_INLINE void scores_pass(const unsigned rows, const unsigned panels, struct ba
 	}
 }
 
-VF_INLINE void scores_of(const unsigned rows, struct batch *g, unsigned at, struct tile *t, unsigned from, unsigned to)
+VF_INLINE void scores_of(const uint32_t kind, const unsigned rows, struct batch *g, unsigned at, struct tile *t,
+			 unsigned from, unsigned to)
 {
 	for (; from + PANELS_OF(rows) <= to; from += PANELS_OF(rows))
-		scores_pass(rows, PANELS_OF(rows), g, at, t, from);
-	for (; from < to; from++)
-		scores_pass(rows, 1, g, at, t, from);
+		scores_pass(kind, rows, PANELS_OF(rows), g, at, t, from);
+	for (; PANELS_OF(rows) > 1 && from < to; from++)
+		scores_pass(kind, rows, 1, g, at, t, from);
 }
+
+/* Call FUNCTION(kind, rows, ...) with both as constants. */
+#ifdef KVT_COMPACT
+#define WITH_KIND_AND_ROWS(function, kind, rows, ...) function(kind, rows, __VA_ARGS__);
+#else
+#define WITH_ROWS(function, kind, rows, ...)                     \
+	switch (rows) {                                          \
+	case 1: function(kind, 1, __VA_ARGS__); break;           \
+	case 2: function(kind, 2, __VA_ARGS__); break;           \
+	case 3: function(kind, 3, __VA_ARGS__); break;           \
+	case 4: function(kind, 4, __VA_ARGS__); break;           \
+	case 5: function(kind, 5, __VA_ARGS__); break;           \
+	default: function(kind, 6, __VA_ARGS__);                 \
+	}
+#define WITH_KIND_AND_ROWS(function, kind, rows, ...)                              \
+	switch (kind) {                                                            \
+	case KVT_F16: WITH_ROWS(function, KVT_F16, rows, __VA_ARGS__) break;       \
+	case KVT_BF16: WITH_ROWS(function, KVT_BF16, rows, __VA_ARGS__) break;     \
+	default: WITH_ROWS(function, KVT_F32, rows, __VA_ARGS__)                   \
+	}
+#endif
 
 static void scores(unsigned rows, struct batch *g, unsigned at, struct tile *t, unsigned from, unsigned to)
 {
-	switch (rows) {
-	case 1: scores_of(1, g, at, t, from, to); break;
-	case 2: scores_of(2, g, at, t, from, to); break;
-	case 3: scores_of(3, g, at, t, from, to); break;
-	case 4: scores_of(4, g, at, t, from, to); break;
-	case 5: scores_of(5, g, at, t, from, to); break;
-	default: scores_of(6, g, at, t, from, to);
-	}
+	WITH_KIND_AND_ROWS(scores_of, t->k_kind, rows, g, at, t, from, to)
 }
 
 /* Distances of the vector's positions from the row's own, as floats: exact below 2^24, rounded above. */
@@ -313,12 +333,13 @@ static void soft_max(struct batch *g, const struct tile *t, unsigned from, unsig
 	g->n = n;
 }
 
-/* acc = acc * alpha + sum of p * v over positions [j, j + steps), for @panels panels from dimension @d on */
-VF_INLINE void output_pass(const bool whole, const unsigned rows, const unsigned panels, struct batch *g, unsigned at,
-			   struct tile *t, uint32_t d, unsigned j, unsigned steps)
+/* acc = acc * alpha + sum of p * v over positions [j, j + steps), for @panels panels from dimension @d on; acc[i][0]
+   is dimension @base */
+VF_INLINE void output_pass(const uint32_t kind, const unsigned rows, const unsigned panels, float *const *acc,
+			   uint32_t base, const struct batch *g, unsigned at, struct tile *t, uint32_t d, unsigned j,
+			   unsigned steps)
 {
 	const unsigned vecs = panels * PANEL_VECS;
-	const uint32_t dims = t->shape->v_dim;
 	vf c[GROUP * 4 * PANEL_VECS];
 	const float *p[GROUP];
 
@@ -326,53 +347,54 @@ VF_INLINE void output_pass(const bool whole, const unsigned rows, const unsigned
 	for (unsigned i = 0; i < rows; i++) {
 		p[i] = g->s[at + i] + j;
 		KVT_UNROLL
-		for (unsigned l = 0; l < vecs; l++) {
-			uint32_t e = d + l * KVT_VW, have = e < dims ? dims - e : 0;
-			vf a = whole || have >= KVT_VW ? vf_load(g->acc[at + i] + e) :
-			       have		       ? vf_load_part(g->acc[at + i] + e, have) :
-							 vf_zero();
-
-			c[i * vecs + l] = vf_mul(a, vf_set1(g->alpha[at + i]));
-		}
+		for (unsigned l = 0; l < vecs; l++)
+			c[i * vecs + l] = vf_mul(vf_load(acc[i] + (d - base) + l * KVT_VW), vf_set1(g->alpha[at + i]));
 	}
-	panel_multiply(rows, panels, c, p, v_panels(t, d, j), t->v_stride, steps, &t->ahead);
+	panel_multiply(kind, rows, panels, c, p, v_panels(t, d, j), t->v_stride, steps, &t->ahead);
 	KVT_UNROLL
 	for (unsigned i = 0; i < rows; i++) {
 		KVT_UNROLL
-		for (unsigned l = 0; l < vecs; l++) {
-			uint32_t e = d + l * KVT_VW, have = e < dims ? dims - e : 0;
-
-			if (whole || have >= KVT_VW)
-				vf_store(g->acc[at + i] + e, c[i * vecs + l]);
-			else if (have)
-				vf_store_part(g->acc[at + i] + e, c[i * vecs + l], have);
-		}
+		for (unsigned l = 0; l < vecs; l++)
+			vf_store(acc[i] + (d - base) + l * KVT_VW, c[i * vecs + l]);
 	}
+}
+
+/* Whole panels of dimensions [d, to) */
+VF_INLINE void output_of(const uint32_t kind, const unsigned rows, float *const *acc, uint32_t base,
+			 const struct batch *g, unsigned at, struct tile *t, uint32_t d, uint32_t to, unsigned j,
+			 unsigned steps)
+{
+	for (; d + PANELS_OF(rows) * PANEL <= to; d += PANELS_OF(rows) * PANEL)
+		output_pass(kind, rows, PANELS_OF(rows), acc, base, g, at, t, d, j, steps);
+	for (; PANELS_OF(rows) > 1 && d < to; d += PANEL)
+		output_pass(kind, rows, 1, acc, base, g, at, t, d, j, steps);
+}
+
+static void output_whole(unsigned rows, float *const *acc, uint32_t base, const struct batch *g, unsigned at,
+			 struct tile *t, uint32_t d, uint32_t to, unsigned j, unsigned steps)
+{
+	WITH_KIND_AND_ROWS(output_of, t->v_kind, rows, acc, base, g, at, t, d, to, j, steps)
 }
 
 /* Dimensions [d, to); @d is a multiple of PANEL, @to too or the last. */
-VF_INLINE void output_of(const unsigned rows, struct batch *g, unsigned at, struct tile *t, uint32_t d, uint32_t to,
-			 unsigned j, unsigned steps)
+static void output(unsigned rows, const struct batch *g, unsigned at, struct tile *t, uint32_t d, uint32_t to,
+		   unsigned j, unsigned steps)
 {
-	for (; d + PANELS_OF(rows) * PANEL <= to; d += PANELS_OF(rows) * PANEL)
-		output_pass(true, rows, PANELS_OF(rows), g, at, t, d, j, steps);
-	for (; d + PANEL <= to; d += PANEL)
-		output_pass(true, rows, 1, g, at, t, d, j, steps);
-	if (d < to)
-		output_pass(false, rows, 1, g, at, t, d, j, steps);
-}
+	uint32_t whole = to / PANEL * PANEL, n = to - whole;
+	float tail[GROUP][PANEL], *acc[GROUP];
 
-static void output(unsigned rows, struct batch *g, unsigned at, struct tile *t, uint32_t d, uint32_t to, unsigned j,
-		   unsigned steps)
-{
-	switch (rows) {
-	case 1: output_of(1, g, at, t, d, to, j, steps); break;
-	case 2: output_of(2, g, at, t, d, to, j, steps); break;
-	case 3: output_of(3, g, at, t, d, to, j, steps); break;
-	case 4: output_of(4, g, at, t, d, to, j, steps); break;
-	case 5: output_of(5, g, at, t, d, to, j, steps); break;
-	default: output_of(6, g, at, t, d, to, j, steps);
+	if (d < whole)
+		output_whole(rows, g->acc + at, 0, g, at, t, d, whole, j, steps);
+	if (!n)
+		return;
+	for (unsigned i = 0; i < rows; i++) {
+		memset(tail[i], 0, sizeof(tail[i]));
+		memcpy(tail[i], g->acc[at + i] + whole, n * sizeof(float));
+		acc[i] = tail[i];
 	}
+	output_whole(rows, acc, whole, g, at, t, whole, whole + PANEL, j, steps);
+	for (unsigned i = 0; i < rows; i++)
+		memcpy(g->acc[at + i] + whole, tail[i], n * sizeof(float));
 }
 
 static unsigned group_at(const struct batch *g, unsigned at)
@@ -443,7 +465,7 @@ static void accumulate(struct batch *g, struct tile *t, unsigned from, unsigned 
 
 static void take_batch(struct batch *g, struct tile *t)
 {
-	const unsigned step = PANELS_OF(t->once ? t->rows->m : GROUP);
+	const unsigned step = t->once ? t->k_block : PANELS_OF(GROUP);
 	uint64_t any = 0;
 	unsigned from, to; /* panels that some row sees */
 
@@ -471,9 +493,9 @@ static void take_batch(struct batch *g, struct tile *t)
 	soft_max(g, t, from * PANEL, to * PANEL);
 	if (t->once) {
 		ahead_plane(&t->ahead, KVT_TILE / 8 * t->shape->v_dim / PANEL / step);
-		for (unsigned j = from * PANEL; j < to * PANEL; j += V_BLOCK) {
-			pack_v(t, j, j + V_BLOCK);
-			accumulate(g, t, j, j + V_BLOCK);
+		for (unsigned j = 0; j < t->n; j += t->v_block) {
+			pack_v(t, j, j + t->v_block);
+			accumulate(g, t, j, j + t->v_block);
 		}
 	} else {
 		accumulate(g, t, 0, KVT_TILE);
@@ -489,9 +511,15 @@ static NOINLINE void split_rows(const struct kvt_attn_shape *shape, const struct
 
 	t.k_offset = kv->k_offset;
 	t.v_offset = kv->v_offset;
-	t.k_stride = k_stride(shape);
-	t.v_stride = V_STRIDE(t.once ? V_BLOCK : KVT_TILE);
-	t.k = align_up(g + 1);
+	t.k_kind = t.once ? panel_k_kind(shape->k_codec) : KVT_F32;
+	t.v_kind = t.once ? shape->v_codec : KVT_F32;
+	t.k_block = t.once ? PANELS_OF(rows->m) : TILE_PANELS;
+	t.v_block = KVT_TILE;
+	while (t.once && t.v_block > PANEL && t.v_block * shape->v_dim * panel_element(t.v_kind) > V_BYTES)
+		t.v_block /= 2;
+	t.k_stride = panel_stride(shape->k_dim, t.k_kind);
+	t.v_stride = panel_stride(t.v_block, t.v_kind);
+	t.k = (uint8_t *)scratch + (sizeof(*g) + LINE - 1) / LINE * LINE;
 	t.v = t.k + TILE_PANELS * t.k_stride;
 	g->n = 0;
 	ahead_begin(&t.ahead, kv, shape->k_dim * panel_element(shape->k_codec),

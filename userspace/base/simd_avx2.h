@@ -106,11 +106,11 @@ VF_INLINE void vf_transpose(vf *v)
 	}
 }
 
-/* Transposing before widening: half the shuffles. Here alone, as other sets' vectors differ too much to share it. */
+/* 16-bit elements transposed as they are: half the shuffles of transposing them widened. */
 #define KVT_TRANSPOSE_HALVES
 
-/* 8 elements of 16 rows become 16 rows of each element, in v[element]. */
-VF_INLINE void vf_transpose_halves(const uint8_t *const *rows, uint32_t offset, __m256i *v)
+/* 8 elements of 16 rows become 16 rows of each element: v[element]. */
+VF_INLINE void vh_transpose(const uint8_t *const *rows, size_t offset, __m256i *v)
 {
 	__m256i a[8], b[8];
 
