@@ -165,36 +165,33 @@ int kvt_seq_tokens(const struct kvt_seq *seq, uint32_t first, uint32_t n, uint32
 	return ret;
 }
 
-int kvt_seq_write(struct kvt_seq *seq, uint32_t plane, uint32_t first, uint32_t n, const struct kvt_rows *src)
+static int check_rows(const struct kvt_seq *seq, uint32_t plane, uint32_t first, uint32_t n, const struct kvt_rows *rows,
+		      struct kvt_rows *checked)
 {
 	const struct kvt_plane *p = seq_plane(seq->cache, plane);
-	struct kvt_rows rows;
-	int ret;
+	int ret = p ? check_range(seq, first, n) : -EINVAL;
 
-	if (!p)
-		return -EINVAL;
-	ret = check_range(seq, first, n);
-	if (!ret)
-		ret = kvt_rows_check(p, src, &rows);
-	if (!ret)
-		ret = kvt_table_write(seq->cache, plane, kvt_seq_table(seq, p), first, n, &rows);
-	return ret;
+	return ret ? ret : kvt_rows_check(p, rows, checked);
+}
+
+int kvt_seq_write(struct kvt_seq *seq, uint32_t plane, uint32_t first, uint32_t n, const struct kvt_rows *src)
+{
+	struct kvt_rows rows;
+	int ret = check_rows(seq, plane, first, n, src, &rows);
+
+	return ret ? ret : kvt_table_write(seq->cache, plane, kvt_seq_table(seq, &seq->cache->planes[plane]), first, n, &rows);
 }
 
 int kvt_seq_read(struct kvt_seq *seq, uint32_t plane, uint32_t first, uint32_t n, const struct kvt_rows *dst)
 {
-	const struct kvt_plane *p = seq_plane(seq->cache, plane);
+	const struct kvt_plane *p;
 	struct kvt_rows rows;
-	int ret;
+	int ret = check_rows(seq, plane, first, n, dst, &rows);
 
-	if (!p)
-		return -EINVAL;
-	ret = check_range(seq, first, n);
-	if (!ret)
-		ret = kvt_rows_check(p, dst, &rows);
-	if (!ret)
-		ret = kvt_table_read(seq->cache, p, kvt_seq_table(seq, p), first, n, &rows);
-	return ret;
+	if (ret)
+		return ret;
+	p = &seq->cache->planes[plane];
+	return kvt_table_read(seq->cache, p, kvt_seq_table(seq, p), first, n, &rows);
 }
 
 int64_t kvt_seq_move(struct kvt_seq *seq, enum kvt_tier tier)

@@ -164,7 +164,7 @@ static int move_frame(struct kvt_store *s, uint32_t block, uint32_t tiers, bool 
 			       kvt_tier_name(from), kvt_tier_name(tier));
 	}
 	if (ret) {
-		s->frames[tier].item[s->frames[tier].n++] = frame;
+		kvt_store_give(s, tier, frame);
 	} else {
 		kvt_store_unplace(s, block);
 		kvt_store_place(s, block, tier, frame);
@@ -413,7 +413,7 @@ static int hold_to_change(struct kvt_store *s, uint32_t block, bool replace, boo
 			memset(kvt_store_host_frame(s, tier, frame), 0, s->block_bytes);
 		pthread_mutex_lock(&s->lock);
 		if (ret)
-			s->frames[tier].item[s->frames[tier].n++] = frame;
+			kvt_store_give(s, tier, frame);
 		else
 			kvt_store_place(s, block, tier, frame);
 	}

@@ -142,6 +142,8 @@ void kvt_store_set_slot(struct kvt_store *s, uint32_t block, uint32_t slot); /* 
 int kvt_store_take_slot(struct kvt_store *s, uint32_t block, uint32_t *slot);
 bool kvt_store_retire_slot(struct kvt_store *s, uint32_t slot);
 void kvt_store_lose(struct kvt_store *s, uint32_t block);
+/* Give a frame, or on KVT_TIER_DISK a slot, back that no block has. */
+void kvt_store_give(struct kvt_store *s, uint32_t tier, uint32_t frame);
 /* A free frame of @tiers, the fastest first, or a clean block's. -EAGAIN: neither. */
 int kvt_store_take_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame);
 /* Can one more block become dirty, and frames still be left for reading? */

@@ -144,7 +144,7 @@ static void load_finished(struct kvt_store *s, struct io *io, int result)
 	if (result) {
 		if (result != -EBADMSG)
 			s->st.io_errors++;
-		s->frames[io->tier].item[s->frames[io->tier].n++] = io->frame;
+		kvt_store_give(s, io->tier, io->frame);
 		b->error = (int16_t)result;
 	} else {
 		kvt_store_place(s, io->block, io->tier, io->frame);
@@ -190,7 +190,7 @@ static void store_failed(struct kvt_store *s, struct io *io, int result)
 		shrunk = kvt_store_retire_slot(s, io->slot);
 		s->st.full++;
 	} else {
-		s->frames[KVT_TIER_DISK].item[s->frames[KVT_TIER_DISK].n++] = io->slot;
+		kvt_store_give(s, KVT_TIER_DISK, io->slot);
 	}
 	if (s->errors_in_row >= WRITE_ERRORS_MAX && !s->disk_error && !full) {
 		s->disk_error = result;

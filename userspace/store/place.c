@@ -22,6 +22,11 @@ static void push(struct free_list *l, uint32_t item)
 	l->item[l->n++] = item;
 }
 
+void kvt_store_give(struct kvt_store *s, uint32_t tier, uint32_t frame)
+{
+	push(&s->frames[tier], frame);
+}
+
 void kvt_store_place(struct kvt_store *s, uint32_t block, uint32_t tier, uint32_t frame)
 {
 	struct block *b = &s->blocks[block];
