@@ -22,6 +22,7 @@
 
 #define UNIT_ROWS 128	   /* query rows of a unit */
 #define PART_TOKENS 64	   /* query tokens x splits whose parts are kept */
+#define RUN_MAX 16	   /* splits */
 #define GROUP_BLOCKS 8192u /* the most blocks of a group */
 #define ALIGN 64
 
@@ -49,7 +50,7 @@ struct kvt_attend {
 
 /* A worker's own: what one kernel call reads, then the kernel's scratch. */
 struct rows {
-	const uint8_t *k[KVT_SPLIT], *v[KVT_SPLIT];
+	const uint8_t *k[2][KVT_SPLIT], *v[2][KVT_SPLIT]; /* of this split and the next */
 	const float *q[UNIT_ROWS];
 	const void *mask[UNIT_ROWS];
 	uint64_t lo[UNIT_ROWS], hi[UNIT_ROWS], pos[UNIT_ROWS];
@@ -69,6 +70,7 @@ struct pass {
 	uint32_t rows;	     /* of one KV head: tokens * group_heads */
 	uint32_t row_blocks; /* of one KV head */
 	bool parts;
+	uint32_t run; /* splits that a unit takes one after the other, with parts */
 };
 
 static uint64_t round_up(uint64_t n, uint64_t to)
@@ -210,15 +212,20 @@ static void point_at_rows(const struct kvt_view *views, uint64_t block0, const s
 	}
 }
 
-static void point_at_split(const struct pass *p, uint64_t split, struct rows *r, struct kvt_split_rows *s)
+static void point_at_split(const struct pass *p, uint64_t split, uint32_t head, struct rows *r, struct kvt_split_rows *s)
 {
 	const struct kvt_attend_call *c = p->c;
 	uint64_t first = split * KVT_SPLIT, left = c->n_rows - first;
 	uint32_t n = left < KVT_SPLIT ? (uint32_t)left : KVT_SPLIT;
+	unsigned int odd = split & 1;
 
-	point_at_rows(p->a->views, p->g->k0, c->k_geom, first, n, r->k);
-	point_at_rows(p->a->views + p->g->n_k, p->g->v0, c->v_geom, first, n, r->v);
-	*s = (struct kvt_split_rows){ .first = first, .n = n, .k = r->k, .v = r->v };
+	point_at_rows(p->a->views, p->g->k0, c->k_geom, first, n, r->k[odd]);
+	point_at_rows(p->a->views + p->g->n_k, p->g->v0, c->v_geom, first, n, r->v[odd]);
+	*s = (struct kvt_split_rows){
+		.first = first, .n = n, .k = r->k[odd], .v = r->v[odd],
+		.k_offset = head * (c->k_geom->row_bytes / c->kv_heads),
+		.v_offset = head * (c->v_geom->row_bytes / c->kv_heads),
+	};
 }
 
 /* Rows [row, row + m) of KV head @head: their queries, and the splits [from, to) that any of them sees. */
@@ -252,6 +259,18 @@ static void point_at_queries(const struct pass *p, uint32_t head, uint32_t row, 
 	*to = lo < hi ? (hi + KVT_SPLIT - 1) / KVT_SPLIT : 0;
 }
 
+static uint32_t runs_of(const struct pass *p)
+{
+	return p->parts ? (uint32_t)((p->g->end - p->g->first + p->run - 1) / p->run) : 1;
+}
+
+static struct kvt_attn_state part_at(const struct pass *p, uint64_t split, uint64_t row)
+{
+	uint64_t all = (uint64_t)p->c->kv_heads * p->rows;
+
+	return state_at(&p->a->part, (split - p->g->first) * all + row, p->c->shape.v_dim);
+}
+
 static void unit(void *arg, uint32_t worker, uint32_t i)
 {
 	const struct pass *p = arg;
@@ -261,35 +280,37 @@ static void unit(void *arg, uint32_t worker, uint32_t i)
 	struct rows *r = (struct rows *)scratch;
 	float *acc = (float *)(scratch + round_up(sizeof(*r), ALIGN));
 	void *kernel_scratch = (uint8_t *)acc + state_bytes(UNIT_ROWS, a->max_v_dim);
-	uint32_t v_dim = c->shape.v_dim, splits = p->parts ? (uint32_t)(p->g->end - p->g->first) : 1;
-	uint32_t head = i / (splits * p->row_blocks), block = i / splits % p->row_blocks;
+	uint32_t v_dim = c->shape.v_dim, runs = runs_of(p);
+	uint32_t head = i / (runs * p->row_blocks), block = i / runs % p->row_blocks;
 	uint32_t row = block * UNIT_ROWS, m = p->rows - row < UNIT_ROWS ? p->rows - row : UNIT_ROWS;
+	uint64_t first = p->parts ? p->g->first + (uint64_t)(i % runs) * p->run : p->g->first;
+	uint64_t end = p->parts && first + p->run < p->g->end ? first + p->run : p->g->end;
 	uint64_t from, to, run_row = (uint64_t)head * p->rows + row;
 	struct kvt_attn_state part = { r->max, r->sum, acc }, run = state_at(&a->run, run_row, v_dim);
+	struct kvt_split_rows s[2];
 	struct kvt_query_rows q;
-	struct kvt_split_rows s;
 
 	point_at_queries(p, head, row, m, r, &q, &from, &to);
-	if (from < p->g->first)
-		from = p->g->first;
-	if (to > p->g->end)
-		to = p->g->end;
-	if (p->parts) {
-		uint64_t split = p->g->first + i % splits;
-
-		part = state_at(&a->part, (split - p->g->first) * c->kv_heads * p->rows + run_row, v_dim);
-		if (split < from || split >= to) {
+	for (uint64_t split = first; p->parts && split < end; split++) {
+		part = part_at(p, split, run_row);
+		if (split < from || split >= to)
 			kvt_attn_state_clear(&part, m, v_dim);
-			return;
-		}
-		from = split;
-		to = split + 1;
 	}
+	from = from < first ? first : from;
+	to = to > end ? end : to;
+	if (from < to)
+		point_at_split(p, from, head, r, &s[from & 1]);
 	for (uint64_t split = from; split < to; split++) {
-		point_at_split(p, split, r, &s);
-		s.k_offset = head * (c->k_geom->row_bytes / c->kv_heads);
-		s.v_offset = head * (c->v_geom->row_bytes / c->kv_heads);
-		a->kernels->split(&c->shape, &s, &q, &part, kernel_scratch);
+		struct kvt_split_rows *now = &s[split & 1], *next = &s[~split & 1];
+
+		if (split + 1 < to) {
+			point_at_split(p, split + 1, head, r, next);
+			next->fetched = true;
+			now->next = next;
+		}
+		if (p->parts)
+			part = part_at(p, split, run_row);
+		a->kernels->split(&c->shape, now, &q, &part, kernel_scratch);
 		if (!p->parts)
 			a->kernels->merge(&run, &part, m, v_dim);
 	}
@@ -299,12 +320,12 @@ static void merge_parts(void *arg, uint32_t worker, uint32_t head)
 {
 	const struct pass *p = arg;
 	uint32_t v_dim = p->c->shape.v_dim;
-	uint64_t row = (uint64_t)head * p->rows, all = (uint64_t)p->c->kv_heads * p->rows;
+	uint64_t row = (uint64_t)head * p->rows;
 	struct kvt_attn_state run = state_at(&p->a->run, row, v_dim);
 
 	(void)worker;
 	for (uint64_t split = p->g->first; split < p->g->end; split++) {
-		struct kvt_attn_state part = state_at(&p->a->part, (split - p->g->first) * all + row, v_dim);
+		struct kvt_attn_state part = part_at(p, split, row);
 
 		p->a->kernels->merge(&run, &part, p->rows, v_dim);
 	}
@@ -419,8 +440,10 @@ static int run_pass(struct pass *p)
 		} else if (c->next_k_table) {
 			look_ahead(a, c, lo / KVT_SPLIT, next);
 		}
-		kvt_workers_run(a->workers,
-				c->kv_heads * p->row_blocks * (p->parts ? (uint32_t)(now->end - now->first) : 1), unit, p);
+		/* long runs keep reads going from split to split; enough of them keep all threads busy to the end */
+		p->run = (uint32_t)((now->end - now->first) * c->kv_heads * p->row_blocks / (8 * kvt_workers_count(a->workers)));
+		p->run = p->run < 1 ? 1 : p->run > RUN_MAX ? RUN_MAX : p->run;
+		kvt_workers_run(a->workers, c->kv_heads * p->row_blocks * runs_of(p), unit, p);
 		if (p->parts)
 			kvt_workers_run(a->workers, c->kv_heads, merge_parts, p);
 		kvt_store_return(a->store, now->blocks, now->n_k + now->n_v);
