@@ -221,7 +221,10 @@ int64_t kvt_seq_move(struct kvt_seq *seq, enum kvt_tier tier);
 
 /* ---- raw planes: rows by index, no tokens (plane params' rows != 0) ------ */
 
-/* Write @n rows to the row indices @rows [n], in order (a later one wins). -ERANGE; -EINVAL: not a raw plane; else as kvt_seq_write(). */
+/*
+ * Write @n rows to the row indices @rows [n], in order (a later one wins).
+ * -ERANGE; -EINVAL: not a raw plane; else as kvt_seq_write().
+ */
 int kvt_plane_write(struct kvt_cache *cache, uint32_t plane, const uint64_t *rows, uint32_t n,
 		    const struct kvt_rows *src);
 

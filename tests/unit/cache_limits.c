@@ -386,7 +386,8 @@ START_TEST(growth_stays_within_the_budgets)
 	kvt_store_stats(model_store(m), &st);
 	/* 1 MiB: allocator slack, stacks' guard pages, page tables */
 	if (!getenv("KVT_TEST_SANITIZER"))
-		ck_assert_msg(most - before <= st.tier[KVT_TIER_PINNED].used + st.tier[KVT_TIER_RAM].used + 400 * 4096 + (1 << 20),
+		ck_assert_msg(most - before <= st.tier[KVT_TIER_PINNED].used + st.tier[KVT_TIER_RAM].used +
+						       400 * 4096 + (1 << 20),
 			      "%llu bytes more", (unsigned long long)(most - before));
 	for (int t = 0; t < KVT_TIERS; t++)
 		ck_assert_uint_le(st.tier[t].peak, st.tier[t].budget);

@@ -15,7 +15,9 @@ static struct kvt_cache_params good(void)
 	struct kvt_cache_params p = KVT_INIT(p);
 
 	for (int i = 0; i < 2; i++)
-		planes[i] = (struct kvt_plane_params){ .size = sizeof(planes[i]), .codec = KVT_F16, .heads = 2, .head_dim = 64 };
+		planes[i] = (struct kvt_plane_params){
+			.size = sizeof(planes[i]), .codec = KVT_F16, .heads = 2, .head_dim = 64
+		};
 	p.planes = planes;
 	p.n_planes = 2;
 	p.ram_bytes = 16 << 20;

@@ -167,7 +167,8 @@ START_TEST(raw_rows_in_any_order)
 
 	ck_assert(!kvt_plane_clear(cache, 0, 4, 300));
 	ck_assert(!kvt_plane_read(cache, 0, 0, 500, &dst));
-	ck_assert(back[3 * ROW] == 2 && back[4 * ROW] == 0 && back[7 * ROW] == 0 && back[200 * ROW] == 0 && back[499 * ROW] == 1);
+	ck_assert(back[3 * ROW] == 2 && back[4 * ROW] == 0 && back[7 * ROW] == 0 && back[200 * ROW] == 0 &&
+		  back[499 * ROW] == 1);
 	ck_assert_int_eq(kvt_plane_clear(cache, 0, 400, 101), -ERANGE);
 	ck_assert_int_eq(kvt_plane_clear(cache, 0, UINT64_MAX, 2), -ERANGE);
 	ck_assert(!kvt_plane_clear(cache, 0, 0, 500));

@@ -84,10 +84,18 @@ END_TEST
 START_TEST(flipped_on_the_way)
 {
 	static const enum kvt_tier to[] = { KVT_TIER_GPU, KVT_TIER_RAM, KVT_TIER_DISK };
-	struct kvt_budget budget[KVT_TIERS] = { { .limit = 1 << 20 }, { .limit = 1 << 20 }, { .limit = 8 << 20 }, { .limit = 1 << 20 } };
+	struct kvt_budget budget[KVT_TIERS] = {
+		{ .limit = 1 << 20 }, { .limit = 1 << 20 }, { .limit = 8 << 20 }, { .limit = 1 << 20 }
+	};
 	struct kvt_host_params hp = { .kind = KVT_HOST_USER, .depth = 8, .frame_bytes = 4096, .budget = &budget[KVT_TIER_RAM] };
-	struct kvt_store_params p = { .n_planes = MODEL_PLANES, .block_bytes = 4096, .budget = budget, .frames = { 4, 0, 4, 16 },
-				      .headroom = 2, .disk_dir = "/var/tmp", .numa_node = -1, .policy = &kvt_policy_lru };
+	struct kvt_store_params p = { .n_planes = MODEL_PLANES,
+				      .block_bytes = 4096,
+				      .budget = budget,
+				      .frames = { 4, 0, 4, 16 },
+				      .headroom = 2,
+				      .disk_dir = "/var/tmp",
+				      .numa_node = -1,
+				      .policy = &kvt_policy_lru };
 	struct kvt_plane_geom planes[MODEL_PLANES];
 	uint8_t rows[4096], wrong = 0;
 	struct kvt_rows src = { .data = rows, .type = KVT_ENCODED };

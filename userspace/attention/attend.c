@@ -441,7 +441,8 @@ static int run_pass(struct pass *p)
 			look_ahead(a, c, lo / KVT_SPLIT, next);
 		}
 		/* long runs keep reads going from split to split; enough of them keep all threads busy to the end */
-		p->run = (uint32_t)((now->end - now->first) * c->kv_heads * p->row_blocks / (8 * kvt_workers_count(a->workers)));
+		p->run = (uint32_t)((now->end - now->first) * c->kv_heads * p->row_blocks /
+				    (8 * kvt_workers_count(a->workers)));
 		p->run = p->run < 1 ? 1 : p->run > RUN_MAX ? RUN_MAX : p->run;
 		kvt_workers_run(a->workers, c->kv_heads * p->row_blocks * runs_of(p), unit, p);
 		if (p->parts)

@@ -45,8 +45,7 @@ struct kvt_split_rows {
 	const uint8_t *const *k; /* [n] whole rows; this head's elements at k[j] + k_offset */
 	const uint8_t *const *v;
 	uint32_t k_offset, v_offset; /* bytes */
-	/* What this thread computes next with the same shape, or NULL: its first rows are fetched meanwhile. No effect
-	   on results. */
+	/* What this thread computes next with the same shape, or NULL: its first rows are fetched meanwhile, no more. */
 	const struct kvt_split_rows *next;
 	bool fetched; /* was @next of this thread's last call */
 };

@@ -333,8 +333,10 @@ static void soft_max(struct batch *g, const struct tile *t, unsigned from, unsig
 	g->n = n;
 }
 
-/* acc = acc * alpha + sum of p * v over positions [j, j + steps), for @panels panels from dimension @d on; acc[i][0]
-   is dimension @base */
+/*
+ * acc = acc * alpha + sum of p * v over positions [j, j + steps), for @panels
+ * panels from dimension @d on; acc[i][0] is dimension @base.
+ */
 VF_INLINE void output_pass(const uint32_t kind, const unsigned rows, const unsigned panels, float *const *acc,
 			   uint32_t base, const struct batch *g, unsigned at, struct tile *t, uint32_t d, unsigned j,
 			   unsigned steps)

@@ -29,7 +29,7 @@ struct kvt_load_params {
 	uint32_t mode; /* enum kvt_load_mode; DIRECT too gives way to MMAP where there is no O_DIRECT */
 	uint32_t io;   /* enum kvt_io_kind: io_uring, or threads where it is denied */
 	struct kvt_gpu *gpu; /* for items with @device */
-	struct kvt_budget *budget; /* staging and stacks are charged to it; fewer and smaller reads if it is small. NULL: none */
+	struct kvt_budget *budget; /* NULL, or what staging and stacks are charged to; small: fewer, smaller reads */
 	uint64_t piece_bytes; /* of one read: a multiple of 4 KiB; 0: 4 MiB */
 	uint32_t depth;	      /* reads in flight; 0: 4 */
 	/* After each piece, on the calling thread; not 0 ends the load with -ECANCELED. */

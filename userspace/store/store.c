@@ -212,7 +212,10 @@ int kvt_store_create(const struct kvt_store_params *p, struct kvt_store **store)
 	s->gpu = p->gpu;
 	s->policy_ops = p->policy;
 	s->rate = p->writeback_bytes_per_s;
-	s->slot_reserve = !p->frames[KVT_TIER_DISK] ? 0 : reserve < 1 ? 1 : reserve > SLOT_RESERVE_MAX ? SLOT_RESERVE_MAX : reserve;
+	s->slot_reserve = !p->frames[KVT_TIER_DISK]  ? 0 :
+			  reserve < 1		     ? 1 :
+			  reserve > SLOT_RESERVE_MAX ? SLOT_RESERVE_MAX :
+						       reserve;
 	s->dirty_max = UINT32_MAX;
 	if (p->frames[KVT_TIER_DISK])
 		s->dirty_max = p->frames[KVT_TIER_PINNED] + p->frames[KVT_TIER_RAM] - p->headroom;

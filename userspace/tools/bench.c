@@ -47,7 +47,7 @@ KVT_ISA_DECLARE(extern const struct peak_ops, peak);
 
 const struct peak_ops *peak_ops(void)
 {
-	
+
 	static const struct peak_ops *const table[KVT_ISAS] = KVT_ISA_TABLE(&peak);
 
 	return table[kvt_isa_best()];
