@@ -2,8 +2,9 @@
 /*
  * The state word's protocol, explored exhaustively: every interleaving of two users, one who releases, reclaim, and one who
  * touches the frame without holding it (a debugger, a prefetch), on one frame, step by step as kmod/frame.c,
- * kmod/mmap.c, kmod/reclaim.c and a careful user program do it. No frame is both held and taken, none is lost, no mapping keeps pages that the frame has lost, nobody gets stuck. Each guard is then taken
- * away in turn, and the model must find what it guards against.
+ * kmod/mmap.c, kmod/reclaim.c and a careful user program do it. No frame is both held and taken, none is lost, no
+ * mapping keeps pages that the frame has lost, nobody gets stuck. Each guard is then taken away in turn, and the model
+ * must find what it guards against.
  */
 #include <check.h>
 #include <stdbool.h>
