@@ -329,6 +329,9 @@ void kvt_store_submit(struct kvt_store *s)
 					s->queue_head = (uint32_t)xfer[n].user;
 				}
 				pthread_mutex_unlock(&s->lock);
+				/* they may all have ended since, and the mover have seen an empty queue */
+				if (!pthread_equal(pthread_self(), s->mover))
+					kvt_store_kick(s);
 				return;
 			}
 		}
