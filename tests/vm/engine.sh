@@ -3,8 +3,8 @@
 # In a guest: the reference engine over the module gives the bits that it gives in user space, and reads its disk tier.
 set -eu
 run() {
-	kvtier run --model /model --prompt-file /prompt --max-tokens 4 --threads 2 --pinned-bytes 512K \
-		--ram-bytes "$RAM" --disk-dir /mnt --host "$1" --stats "/tmp/$1.json" --logits "/tmp/$1.logits" \
+	kvtier run --model /model --prompt-file /prompt --max-tokens 2 --threads 1 --pinned-bytes 256K \
+		--ram-bytes 3M --disk-dir /mnt --host "$1" --stats "/tmp/$1.json" --logits "/tmp/$1.logits" \
 		>"/tmp/$1.out" 2>"/tmp/$1.err" || { cat "/tmp/$1.err"; exit 1; }
 }
 run user

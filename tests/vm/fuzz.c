@@ -3,6 +3,7 @@
  * Random and half-sensible use of every ioctl, from several processes and threads at once, with closing, mapping, forking
  * and pressure in between. KVT_FUZZ_SECONDS (20), KVT_FUZZ_SEED. The kernel's log is the judge, and the module's emptiness.
  */
+#include <dirent.h>
 #include <liburing.h>
 #include <pthread.h>
 #include <sched.h>
@@ -116,7 +117,9 @@ static void one_pool(uint64_t *seed)
 static void one_submit(uint64_t *seed)
 {
 	struct kvtier_xfer x[8];
-	struct kvtier_submit s = { .size = sizeof(s), .pool_fd = any_fd(seed), .n = 1 + rnd(seed) % 8, .item_bytes = sizeof(x[0]) };
+	struct kvtier_submit s = {
+		.size = sizeof(s), .pool_fd = any_fd(seed), .n = 1 + rnd(seed) % 8, .item_bytes = sizeof(x[0])
+	};
 
 	for (int i = 0; i < 8; i++)
 		x[i] = (struct kvtier_xfer) { .op = rnd(seed) % 2, .fd = shared->files[rnd(seed) % 4], .frame = rnd(seed) % 8,
@@ -130,7 +133,8 @@ static void one_submit(uint64_t *seed)
 
 static void one_uring(uint64_t *seed)
 {
-	struct kvtier_xfer x = { .op = rnd(seed) % 2, .fd = shared->files[rnd(seed) % 4], .frame = rnd(seed) % 8, .bytes = 4096 };
+	struct kvtier_xfer x = { .op = rnd(seed) % 2, .fd = shared->files[rnd(seed) % 4], .frame = rnd(seed) % 8,
+				.bytes = 4096 };
 	struct kvtier_uring_xfer *cmd;
 	struct io_uring_sqe *sqe;
 	struct io_uring ring;
@@ -331,12 +335,34 @@ static void fuzz_process(uint64_t seed)
 		pthread_join(threads[i], NULL);
 }
 
+/* Names that luck made are valid, too. */
+static void remove_all(void)
+{
+	DIR *dir = opendir("/sys/kernel/kvtier/pools");
+	char path[300], name[KVTIER_NAME_BYTES + 1];
+
+	CHECK(dir);
+	for (struct dirent *e; (e = readdir(dir));) {
+		int fd;
+
+		snprintf(path, sizeof(path), "/sys/kernel/kvtier/pools/%s/name", e->d_name);
+		fd = open(path, O_RDONLY);
+		memset(name, 0, sizeof(name));
+		if (fd >= 0 && read(fd, name, sizeof(name) - 1) > 1) {
+			name[strcspn(name, "\n")] = '\0';
+			CHECK(!vt_remove(name));
+		}
+		if (fd >= 0)
+			close(fd);
+	}
+	closedir(dir);
+}
+
 CASE(fuzz)
 {
 	const char *seconds = getenv("KVT_FUZZ_SECONDS"), *seed = getenv("KVT_FUZZ_SEED");
 	uint64_t n = seconds ? strtoull(seconds, NULL, 0) : 20, first = seed ? strtoull(seed, NULL, 0) : now_ns();
 	pid_t pids[PROCESSES];
-	char name[32];
 	int status;
 
 	printf("  %llu seconds, KVT_FUZZ_SEED=%llu\n", (unsigned long long)n, (unsigned long long)first);
@@ -352,10 +378,7 @@ CASE(fuzz)
 	}
 	for (int i = 0; i < PROCESSES; i++)
 		CHECK_EQ(waitpid(pids[i], &status, 0), pids[i]);
-	for (int i = 0; i < 4; i++) {
-		snprintf(name, sizeof(name), "fuzz.%d", i);
-		vt_remove(name);
-	}
+	remove_all();
 	printf("  %lld pools, %lld reads, %lld writes, %lld frames taken\n", vt_sysfs("pools_created"), vt_sysfs("reads"),
 	       vt_sysfs("writes"), vt_sysfs("taken_frames"));
 	CHECK(vt_sysfs("reads") > 0 && vt_sysfs("writes") > 0);
