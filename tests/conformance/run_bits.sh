@@ -13,6 +13,11 @@ run() {
 	"$KVT_BUILD/kvtier" run --model "$model" --prompt-file "$dir/prompt" --max-tokens 12 --disk-dir "$dir" "$@"
 }
 
+# begin OPTIONS... &: the same in the background, $! being its own
+begin() {
+	exec "$KVT_BUILD/kvtier" run --model "$model" --prompt-file "$dir/prompt" --max-tokens 12 --disk-dir "$dir" "$@"
+}
+
 "$KVT_BUILD/kvtier" run --model "$model" --prompt-file "$dir/prompt" --max-tokens 12 --untiered \
 	--logits "$dir/untiered.f32" >"$dir/untiered.txt" || exit 1
 if [ "$(stat -c %s "$dir/untiered.f32")" != $((12 * 260 * 4)) ]; then
@@ -81,7 +86,7 @@ counted disk_reads
 # the directory goes away while the disk tier is in use
 needs --block-bytes 16K
 mkdir "$dir/gone"
-run --block-bytes 16K --ram-bytes "$least" --prefill-chunk 16 --disk-dir "$dir/gone" --logits "$dir/logits.f32" \
+begin --block-bytes 16K --ram-bytes "$least" --prefill-chunk 16 --disk-dir "$dir/gone" --logits "$dir/logits.f32" \
 	>"$dir/text" 2>"$dir/err" &
 pid=$!
 for _ in $(seq 200); do
@@ -89,11 +94,29 @@ for _ in $(seq 200); do
 	ls -l "/proc/$pid/fd" 2>/dev/null | grep -q "$dir/gone/.*(deleted)" && break
 	sleep 0.05
 done
+kill -0 $pid || { echo "the run was over before its directory could vanish"; failed=1; }
 rmdir "$dir/gone" || failed=1
 if ! wait $pid || ! cmp "$dir/logits.f32" "$dir/untiered.f32"; then
 	echo "a --disk-dir that vanished: $(cat "$dir/err")"
 	failed=1
 fi
+
+# kill -9 leaves nothing of the output files, where files can be without a name
+mkdir "$dir/killed"
+begin --prefill-chunk 1 --logits "$dir/killed/logits" --stats "$dir/killed/stats" >"$dir/text" 2>"$dir/err" &
+pid=$!
+for _ in $(seq 200); do
+	# shellcheck disable=SC2010
+	[ "$(ls -l "/proc/$pid/fd" 2>/dev/null | grep -c "$dir/killed/")" = 2 ] && break
+	sleep 0.05
+done
+kill -9 $pid || failed=1
+{ wait $pid; } 2>/dev/null
+case $(stat -f -c %T "$dir") in
+ext* | xfs | btrfs | tmpfs)
+	[ -z "$(ls -A "$dir/killed")" ] || { echo "kill -9 left $(ls -A "$dir/killed")"; failed=1; } ;;
+*) echo "SKIP: kill -9 and output files: $(stat -f -c %T "$dir") may have no O_TMPFILE" ;;
+esac
 
 # a full disk: an error where memory cannot hold the rest, nothing to notice where it can
 mkdir "$dir/small"
