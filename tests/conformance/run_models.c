@@ -182,7 +182,8 @@ START_TEST(needles_4k)
 	struct ref_how how = { .name = "4k", .codec = KVT_F16, .chunk = 512 };
 
 	if (getenv("KVT_TEST_SANITIZER")) {
-		printf("SKIP: needles_4k: a minute without a sanitizer\n");
+		if (!_i)
+			printf("SKIP: needles_4k: a minute without a sanitizer\n");
 		return;
 	}
 	needles("needle_4k.jsonl", 2 * _i, 2 * _i + 1, &how);
@@ -197,7 +198,8 @@ START_TEST(needle_32k_in_tiers)
 	int last = all && *all ? 11 : 0;
 
 	if (getenv("KVT_TEST_SANITIZER")) {
-		printf("SKIP: needle_32k_in_tiers: minutes without a sanitizer, an hour with one\n");
+		if (!_i)
+			printf("SKIP: needle_32k_in_tiers: minutes without a sanitizer, an hour with one\n");
 		return;
 	}
 	if (_i > last)
