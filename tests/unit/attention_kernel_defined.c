@@ -3,6 +3,8 @@
 #include <check.h>
 #include <math.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/half.h"
 #include "lib/attn_case.h"
@@ -270,9 +272,43 @@ START_TEST(slope_distance)
 	run(_i);
 	ck_assert_mem_eq(out, want, sizeof(want));
 	for (int i = 0; i < ROWS; i++)
-		c.pos[i] = 1ull << 40;
+		c.pos[i] = 1ull << 40; /* every score is the same to f32 */
 	run(_i);
-	is_finite(0);
+	for (int d = 0; d < DIM; d++) {
+		double mean = 0;
+
+		for (int j = 0; j < POSITIONS; j++)
+			mean += attn_decode(c.v + j * c.v_row + c.v_offset, KVT_F32, d) / POSITIONS;
+		ck_assert_msg(fabs(out[0][d] - mean) < 1e-5, "dim %d: %g, %g expected", d, out[0][d], mean);
+	}
+}
+END_TEST
+
+/* Mask elements outside [lo, hi) are not read: they lie on pages that cannot be. */
+START_TEST(mask_edges)
+{
+	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	uint8_t *p = mmap(NULL, 3 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (!kernels_of(_i))
+		return;
+	ck_assert(p != MAP_FAILED);
+	ck_assert(!mprotect(p, page, PROT_NONE));
+	ck_assert(!mprotect(p + 2 * page, page, PROT_NONE));
+	for (uint32_t type = KVT_F32; type <= KVT_F16; type++) {
+		size_t e = type == KVT_F32 ? 4 : 2;
+
+		c.shape.mask_type = type;
+		c.lo[0] = 3;
+		c.hi[0] = 597;
+		c.mask = p + page - 3 * e;
+		ck_assert(attn_case_run(kernels_of(_i), &c, 0, 1, 0, out[0]));
+		is_finite(0);
+		c.mask = p + 2 * page - 597 * e;
+		ck_assert(attn_case_run(kernels_of(_i), &c, 0, 1, 0, out[0]));
+		is_finite(0);
+	}
+	munmap(p, 3 * page);
 }
 END_TEST
 
@@ -319,6 +355,7 @@ int main(void)
 	tcase_add_loop_test(t, sink, 0, ISAS);
 	tcase_add_loop_test(t, mask_and_slope, 0, ISAS);
 	tcase_add_loop_test(t, slope_distance, 0, ISAS);
+	tcase_add_loop_test(t, mask_edges, 0, ISAS);
 	tcase_add_loop_test(t, soft_cap, 0, ISAS);
 	suite_add_tcase(s, t);
 	r = srunner_create(s);

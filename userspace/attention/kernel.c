@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Which kernels serve this CPU, and the two states that need no arithmetic. */
+/* Which kernels serve this CPU, and the state that needs no arithmetic. */
 #include "attention/internal.h"
 
 #include <math.h>
@@ -21,11 +21,4 @@ void kvt_attn_state_clear(struct kvt_attn_state *state, uint32_t m, uint32_t v_d
 		state->sum[i] = 0;
 	}
 	memset(state->acc, 0, (size_t)m * v_dim * sizeof(float));
-}
-
-void kvt_attn_state_spoil(struct kvt_attn_state *state, uint32_t i, uint32_t v_dim)
-{
-	state->max[i] = 0;
-	state->sum[i] = NAN;
-	memset(state->acc + (size_t)i * v_dim, 0, v_dim * sizeof(float));
 }

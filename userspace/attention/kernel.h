@@ -62,7 +62,7 @@ struct kvt_query_rows {
 
 /*
  * (max, sum, accumulator) of m rows: -inf, 0 and zeros where nothing was seen;
- * 0, NaN and zeros for a row whose output is NaN.
+ * a sum of NaN for a row whose output is NaN.
  */
 struct kvt_attn_state {
 	float *max; /* [m] */

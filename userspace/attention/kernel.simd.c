@@ -314,12 +314,13 @@ static void soft_max(struct batch *g, const struct tile *t, unsigned from, unsig
 
 		if (top != top) {
 			out->sum[row] = NAN;
+			out->max[row] = 0; /* something was seen */
 			continue;
 		}
 		if (!g->seen[i])
 			continue;
 		old = out->max[row];
-		top = (top > old ? top : old) + 0.0f; /* not -0 */
+		top = top > old ? top : old;
 		sum = exponentiate(g->s[i], top, from, to);
 		g->alpha[n] = kvt_exp1(old - top);
 		out->max[row] = top;
@@ -550,10 +551,6 @@ static NOINLINE void split_rows(const struct kvt_attn_shape *shape, const struct
 		if (g->n)
 			take_batch(g, &t);
 	}
-	for (uint32_t i = 0; i < rows->m; i++) {
-		if (out->sum[i] != out->sum[i])
-			kvt_attn_state_spoil(out, i, shape->v_dim);
-	}
 }
 
 static NOINLINE void merge_rows(struct kvt_attn_state *into, const struct kvt_attn_state *part, uint32_t m,
@@ -565,10 +562,6 @@ static NOINLINE void merge_rows(struct kvt_attn_state *into, const struct kvt_at
 
 		if (into->sum[i] != into->sum[i] || part->max[i] == -INFINITY)
 			continue;
-		if (part->sum[i] != part->sum[i]) {
-			kvt_attn_state_spoil(into, i, v_dim);
-			continue;
-		}
 		if (into->max[i] == -INFINITY) { /* bit for bit: where a row's splits begin makes no difference */
 			into->max[i] = part->max[i];
 			into->sum[i] = part->sum[i];
