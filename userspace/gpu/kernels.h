@@ -54,4 +54,55 @@ struct kvt_append_args {
 	uint32_t dst_type; /* enum kvt_codec; a block's rows are elements of it, contiguous */
 };
 
+/*
+ * "attend": attention over paged rows, for a batch of sequences; what is asked
+ * is kvt_attend()'s contract (kvtier.h). Which kernels to launch, on what grid,
+ * with how much shared memory and scratch: gpu/attend.h.
+ *
+ * Everything that grows from step to step is read from device memory when the
+ * kernel runs, so that a captured graph serves sequences that grow.
+ *
+ * Row r of sequence i's K is at k_blocks[i * table_stride + r / k_block_rows] +
+ * (r % k_block_rows) * k_row_bytes; KV head h's elements begin h * k_dim
+ * elements on; the same with v. Blocks may lie in device or pinned host memory,
+ * in any mixture; address 0 stands for rows of zeros. Rows that no query may
+ * see are not read. Blocks, rows and heads begin at multiples of 16 bytes.
+ */
+#define KVT_ATTEND_SPLIT 512 /* positions; splits begin at multiples of it */
+#define KVT_ATTEND_TILE 64   /* positions; likewise */
+
+struct kvt_attend_args {
+	uint64_t q;	   /* [tokens][heads][k_dim] of q_type; a token's heads are contiguous */
+	uint64_t out;	   /* [tokens][heads][v_dim] of out_type; likewise */
+	uint64_t q_stride; /* bytes from token to token */
+	uint64_t out_stride;
+	uint64_t k_blocks; /* [n_seqs][table_stride] u64 */
+	uint64_t v_blocks;
+	uint64_t tokens;   /* [n_seqs + 1] u32: sequence i has query tokens [tokens[i], tokens[i + 1]) */
+	uint64_t rows;	   /* [n_seqs] u32: its KV rows */
+	uint64_t first;	   /* [n_seqs] u32: position of its first query token; 0: its tokens are its last rows */
+	uint64_t slopes;   /* [heads] f32: ALiBi; 0: none. With a mask: bias = slope * mask */
+	uint64_t sinks;	   /* [heads] f32 logits; 0: none */
+	uint64_t mask;	   /* [tokens][mask_stride] of mask_type by position, added to scores; 0: none */
+	uint64_t mask_stride; /* elements */
+	uint64_t parts;	      /* scratch of decoding; 16-byte aligned, contents ignored */
+	uint32_t n_seqs;      /* at most KVT_ATTEND_SEQS */
+	uint32_t table_stride;
+	uint32_t heads, kv_heads;
+	uint32_t k_dim, v_dim; /* multiples of 16; at most KVT_ATTEND_K_MAX, KVT_ATTEND_V_MAX */
+	uint32_t k_block_rows, v_block_rows; /* multiples of 16 */
+	uint32_t k_row_bytes, v_row_bytes;
+	uint32_t codec;	   /* of K and V: KVT_F16, KVT_BF16; queries are rounded to it */
+	uint32_t q_type, out_type, mask_type; /* enum kvt_codec; a mask is KVT_F32 or KVT_F16 */
+	uint32_t causal;   /* 0 or 1 */
+	uint32_t window;   /* 0: none */
+	uint32_t part_rows; /* query rows of a part: gpu/attend.h sets it */
+	float scale;	   /* not 0 */
+	float softcap;	   /* 0: none */
+};
+
+#define KVT_ATTEND_SEQS 1024
+#define KVT_ATTEND_K_MAX 576
+#define KVT_ATTEND_V_MAX 512
+
 #endif

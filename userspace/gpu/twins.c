@@ -5,6 +5,7 @@
 
 #include "base/err.h"
 #include "codec/codec.h"
+#include "gpu/attend.h"
 #include "gpu/gpu.h"
 #include "gpu/kernels.h"
 
@@ -56,10 +57,24 @@ static int block_append(struct kvt_dim3 grid, struct kvt_dim3 block, void *const
 }
 
 #define TWIN(module, function) { #module, #function, 1, module##_##function, { sizeof(struct kvt_##function##_args) } }
+#define ATTEND(function, twin) { "attend", #function, 1, kvt_attend_twin_##twin, { sizeof(struct kvt_attend_args) } }
 
 const struct kvt_twin_entry kvt_twins[] = {
 	TWIN(block, digest),
 	TWIN(block, copy),
 	TWIN(block, append),
+	ATTEND(decode_f16_64, decode),
+	ATTEND(decode_f16_128, decode),
+	ATTEND(decode_f16_256, decode),
+	ATTEND(decode_f16_512, decode),
+	ATTEND(decode_bf16_64, decode),
+	ATTEND(decode_bf16_128, decode),
+	ATTEND(decode_bf16_256, decode),
+	ATTEND(decode_bf16_512, decode),
+	ATTEND(merge, merge),
+	ATTEND(prefill_f16_64, prefill),
+	ATTEND(prefill_f16_128, prefill),
+	ATTEND(prefill_bf16_64, prefill),
+	ATTEND(prefill_bf16_128, prefill),
 	{ .module = NULL },
 };

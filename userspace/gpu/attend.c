@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT
+/* Which attention kernels to launch, and how; gpu/attend.h. */
+#include "gpu/attend.h"
+
+#include <errno.h>
+#include <math.h>
+
+#include "base/err.h"
+#include "kvtier.h"
+
+#define TILE KVT_ATTEND_TILE
+#define DECODE_ROWS 16	/* query rows of a decode block */
+#define PREFILL_ROWS 64 /* of a prefill block */
+#define HOPPER_ROWS 128
+#define PAD 16		   /* bytes behind each row in shared memory: banks */
+#define STAGES_MAX 6	   /* kernels/attend.cuh */
+#define RESERVED 1024	   /* bytes that the driver keeps of each block's shared memory */
+#define OTHER_SHARED 12288 /* at most: of a kernel, beside rows of Q, K and V (kernels/attend.cuh) */
+
+static uint32_t div_up(uint64_t n, uint64_t by)
+{
+	return (uint32_t)((n + by - 1) / by);
+}
+
+static int check(const struct kvt_attend_limits *l, const struct kvt_attend_args *a)
+{
+	if (!a->n_seqs || a->n_seqs > KVT_ATTEND_SEQS)
+		return kvt_fail(-EINVAL, "attend: %u sequences; 1 to %u in one launch", a->n_seqs, KVT_ATTEND_SEQS);
+	if (a->codec != KVT_F16 && a->codec != KVT_BF16)
+		return kvt_fail(-EINVAL, "attend: no GPU kernel reads codec %u; f16 and bf16 are read", a->codec);
+	if (a->q_type > KVT_BF16 || a->out_type > KVT_BF16 || a->mask_type > KVT_F16)
+		return kvt_fail(-EINVAL, "attend: queries of type %u, outputs of %u, a mask of %u", a->q_type,
+				a->out_type, a->mask_type);
+	if (!a->k_dim || a->k_dim % 16 || a->k_dim > KVT_ATTEND_K_MAX || !a->v_dim || a->v_dim % 16 ||
+	    a->v_dim > KVT_ATTEND_V_MAX)
+		return kvt_fail(-EINVAL, "attend: heads of %u and %u elements; the GPU takes multiples of 16 up to %u and %u",
+				a->k_dim, a->v_dim, KVT_ATTEND_K_MAX, KVT_ATTEND_V_MAX);
+	if (!a->kv_heads || !a->heads || a->heads % a->kv_heads)
+		return kvt_fail(-EINVAL, "attend: %u heads over %u KV heads", a->heads, a->kv_heads);
+	if (!a->k_block_rows || a->k_block_rows % 16 || !a->v_block_rows || a->v_block_rows % 16)
+		return kvt_fail(-EINVAL, "attend: blocks of %u and %u rows; the GPU takes multiples of 16",
+				a->k_block_rows, a->v_block_rows);
+	if (a->k_row_bytes % 16 || a->v_row_bytes % 16)
+		return kvt_fail(-EINVAL, "attend: rows of %u and %u bytes; the GPU takes multiples of 16", a->k_row_bytes,
+				a->v_row_bytes);
+	if (!(fabsf(a->scale) < INFINITY) || a->scale == 0)
+		return kvt_fail(-EINVAL, "attend: a scale of %g", (double)a->scale);
+	if (l->rows >= 1ull << 31 || (uint64_t)l->tokens * a->heads >= 1ull << 31)
+		return kvt_fail(-EINVAL, "attend: %llu rows, %u tokens: 2^31 of rows, and of tokens x heads, are too many",
+				(unsigned long long)l->rows, l->tokens);
+	return 0;
+}
+
+uint64_t kvt_attend_part_bytes(const struct kvt_attend_args *a)
+{
+	return (uint64_t)a->part_rows * (a->v_dim + 2) * sizeof(float);
+}
+
+/* Of a K and a V tile. */
+static uint32_t stage_bytes(const struct kvt_attend_args *a, uint32_t v_dim)
+{
+	return TILE * (2 * a->k_dim + PAD + 2 * v_dim + PAD);
+}
+
+/* Shared memory for @rows of Q and as many stages as fit, when @blocks share a multiprocessor. */
+static uint32_t shared_bytes(const struct kvt_attend_device *d, const struct kvt_attend_args *a, uint32_t rows,
+			     uint32_t v_dim, uint32_t blocks)
+{
+	uint32_t fixed = rows * (2 * a->k_dim + PAD) + OTHER_SHARED, stage = stage_bytes(a, v_dim), n;
+	uint32_t most = (d->shared_max + RESERVED) / blocks - RESERVED;
+
+	n = most > fixed ? (most - fixed) / stage : 0;
+	return n ? fixed + (n < STAGES_MAX ? n : STAGES_MAX) * stage : 0;
+}
+
+/* As many blocks on a multiprocessor as have two stages each. */
+static uint32_t fit(const struct kvt_attend_device *d, const struct kvt_attend_args *a, uint32_t rows, uint32_t v_dim,
+		    uint32_t most_blocks, uint32_t *blocks)
+{
+	uint32_t two = rows * (2 * a->k_dim + PAD) + OTHER_SHARED + 2 * stage_bytes(a, v_dim), bytes;
+
+	for (*blocks = most_blocks; *blocks > 1; --*blocks) {
+		bytes = shared_bytes(d, a, rows, v_dim, *blocks);
+		if (bytes >= two)
+			return bytes;
+	}
+	return shared_bytes(d, a, rows, v_dim, 1);
+}
+
+static int decode(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, struct kvt_attend_args *a,
+		  struct kvt_attend_recipe *r)
+{
+	static const char *const names[2][4] = {
+		{ "decode_f16_64", "decode_f16_128", "decode_f16_256", "decode_f16_512" },
+		{ "decode_bf16_64", "decode_bf16_128", "decode_bf16_256", "decode_bf16_512" },
+	};
+	uint32_t group = a->heads / a->kv_heads, rows = l->seq_tokens * group, blocks, shared;
+	uint64_t units = (l->rows / KVT_ATTEND_SPLIT + a->n_seqs) * div_up(rows, DECODE_ROWS) * a->kv_heads, grid;
+
+	a->part_rows = rows < DECODE_ROWS ? (rows + 1) / 2 * 2 : DECODE_ROWS;
+	shared = fit(d, a, DECODE_ROWS, a->v_dim, 4, &blocks);
+	if (!shared && d->sm)
+		return kvt_fail(-EINVAL, "attend: heads of %u and %u elements need more than the %u bytes of shared memory",
+				a->k_dim, a->v_dim, d->shared_max);
+	grid = (uint64_t)d->processors * blocks;
+	*r = (struct kvt_attend_recipe){ .n = 2, .scratch_bytes = units * kvt_attend_part_bytes(a) };
+	r->step[0] = (struct kvt_attend_step){
+		.function = names[a->codec == KVT_BF16][(a->v_dim > 64) + (a->v_dim > 128) + (a->v_dim > 256)],
+		.grid = { (uint32_t)(units < grid ? units : grid ? grid : 1), 1, 1 },
+		.block = { 128, 1, 1 }, .shared_bytes = shared,
+	};
+	units = (uint64_t)l->tokens * a->heads * div_up(a->v_dim, 32);
+	r->step[1] = (struct kvt_attend_step){
+		.function = "merge", .grid = { (uint32_t)(units < 65535 ? units : 65535), 1, 1 }, .block = { 256, 1, 1 },
+	};
+	return 0;
+}
+
+static int prefill(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, struct kvt_attend_args *a,
+		   struct kvt_attend_recipe *r)
+{
+	static const char *const names[2][2] = {
+		{ "prefill_f16_64", "prefill_f16_128" },
+		{ "prefill_bf16_64", "prefill_bf16_128" },
+	};
+	uint32_t group = a->heads / a->kv_heads, slice = a->v_dim > 64 ? 128 : 64, blocks;
+	uint32_t shared = fit(d, a, PREFILL_ROWS, slice, 2, &blocks);
+	uint64_t units = ((uint64_t)l->tokens * group / PREFILL_ROWS + a->n_seqs) * a->kv_heads * div_up(a->v_dim, slice);
+
+	if (!shared && d->sm)
+		return kvt_fail(-EINVAL, "attend: heads of %u and %u elements need more than the %u bytes of shared memory",
+				a->k_dim, a->v_dim, d->shared_max);
+	*r = (struct kvt_attend_recipe){ .n = 1 };
+	r->step[0] = (struct kvt_attend_step){
+		.function = names[a->codec == KVT_BF16][a->v_dim > 64],
+		.grid = { (uint32_t)(units < INT32_MAX ? units : INT32_MAX), 1, 1 },
+		.block = { 128, 1, 1 }, .shared_bytes = shared,
+	};
+	return 0;
+}
+
+int kvt_attend_recipe_path(const struct kvt_attend_device *d, const struct kvt_attend_limits *l,
+			   enum kvt_attend_path path, struct kvt_attend_args *a, struct kvt_attend_recipe *r)
+{
+	int err = check(l, a);
+
+	if (err)
+		return err;
+	return path == KVT_ATTEND_DECODE ? decode(d, l, a, r) : prefill(d, l, a, r);
+}
+
+int kvt_attend_recipe(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, struct kvt_attend_args *a,
+		      struct kvt_attend_recipe *r)
+{
+	bool few = a->kv_heads && (uint64_t)l->seq_tokens * (a->heads / a->kv_heads) <= PREFILL_ROWS;
+
+	return kvt_attend_recipe_path(d, l, few ? KVT_ATTEND_DECODE : KVT_ATTEND_PREFILL, a, r);
+}
