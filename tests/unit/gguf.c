@@ -150,6 +150,26 @@ START_TEST(metadata)
 END_TEST
 
 /* As many texts as a real vocabulary has: their table moves while it grows, and the header is read in parts. */
+/* Found by the fuzzer under UBSan: arrays of strings, all of them empty. */
+START_TEST(empty_arrays)
+{
+	struct bytes b = { 0 };
+	struct kvt_weights *w;
+	struct kvt_text text;
+	double d;
+
+	head(&b, 3, 0, 2);
+	key(&b, "strings", ARRAY), put_u32(&b, STRING), put_u64(&b, 0);
+	key(&b, "shorts", ARRAY), put_u32(&b, I16), put_u64(&b, 0);
+	w = open_ok(write_bytes("empty.gguf", &b));
+	ck_assert_int_eq(kvt_weights_count(w, "strings"), 0);
+	ck_assert_int_eq(kvt_weights_text(w, "strings", 0, &text), -ERANGE);
+	ck_assert_int_eq(kvt_weights_count(w, "shorts"), 0);
+	ck_assert_int_eq(kvt_weights_number(w, "shorts", 0, &d), -ERANGE);
+	kvt_weights_close(w);
+}
+END_TEST
+
 START_TEST(vocabulary)
 {
 	struct bytes b = { 0 };
@@ -403,6 +423,7 @@ int main(void)
 	scratch_dir();
 	tcase_set_timeout(t, 60);
 	tcase_add_test(t, metadata);
+	tcase_add_test(t, empty_arrays);
 	tcase_add_test(t, vocabulary);
 	tcase_add_test(t, tensors);
 	tcase_add_test(t, lies);

@@ -412,7 +412,7 @@ int kvt_gguf_read(struct kvt_build *b)
 		err = get_tensor(&c);
 	if (err)
 		return err;
-	for (uint32_t i = 0; i < w->n_meta; i++)
+	for (uint32_t i = 0; i < w->n_meta && s->texts; i++)
 		if (w->meta[i].type == KVT_META_ARRAY && w->meta[i].item_type == KVT_META_STRING)
 			w->meta[i].items = s->texts + w->meta[i].u;
 	s->data = (c.at + c.alignment - 1) & ~(c.alignment - 1);
