@@ -22,8 +22,29 @@
 /* 6.3 replaced the user namespace of a mount by its idmap. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 3, 0)
 #define kvt_nop_idmap (&nop_mnt_idmap)
+#define KVT_SETATTR_ARGS struct mnt_idmap *idmap, struct dentry *dentry, struct iattr *attr
 #else
 #define kvt_nop_idmap (&init_user_ns)
+#define KVT_SETATTR_ARGS struct user_namespace *mnt_userns, struct dentry *dentry, struct iattr *attr
+#endif
+
+/* 6.6 gave these helpers; they were backported to 6.1, but not to all between: Kbuild looks. */
+#ifndef KVT_HAVE_KIOCB_START_WRITE
+static inline void kiocb_start_write(struct kiocb *iocb)
+{
+	struct super_block *sb = file_inode(iocb->ki_filp)->i_sb;
+
+	sb_start_write(sb);
+	__sb_writers_release(sb, SB_FREEZE_WRITE);
+}
+
+static inline void kiocb_end_write(struct kiocb *iocb)
+{
+	struct super_block *sb = file_inode(iocb->ki_filp)->i_sb;
+
+	__sb_writers_acquired(sb, SB_FREEZE_WRITE);
+	sb_end_write(sb);
+}
 #endif
 
 /* 6.3 made vm_flags read-only but for its setters. */

@@ -194,6 +194,7 @@ struct kvt_queue {
 	struct kvt_item *items;
 	struct eventfd_ctx *eventfd;
 	struct kvt_account account;
+	struct workqueue_struct *workers;
 	wait_queue_head_t wait;
 
 	spinlock_t lock; /* the lists and the count */
@@ -203,8 +204,6 @@ struct kvt_queue {
 
 extern const struct file_operations kvt_queue_fops;
 
-int kvt_transfer_init(void);
-void kvt_transfer_exit(void);
 struct kvt_item *kvt_item_alloc(struct kvt_queue *queue);
 void kvt_item_free(struct kvt_item *item);
 int kvt_item_prepare(struct kvt_item *item, struct file *queue_file, int pool_fd, const struct kvtier_xfer *xfer);

@@ -156,17 +156,12 @@ static int __init kvt_init(void)
 	err = kvt_reclaim_init();
 	if (err)
 		goto exit_sysfs;
-	err = kvt_transfer_init();
-	if (err)
-		goto exit_reclaim;
 	/* Last: from here on the module is used. */
 	err = misc_register(&kvt_device);
 	if (err)
-		goto exit_transfer;
+		goto exit_reclaim;
 	return 0;
 
-exit_transfer:
-	kvt_transfer_exit();
 exit_reclaim:
 	kvt_reclaim_exit();
 exit_sysfs:
@@ -177,7 +172,6 @@ exit_sysfs:
 static void __exit kvt_exit(void)
 {
 	misc_deregister(&kvt_device);
-	kvt_transfer_exit();
 	kvt_reclaim_exit();
 	kvt_sysfs_exit();
 }

@@ -7,6 +7,7 @@
  */
 #include <linux/ctype.h>
 #include <linux/file.h>
+#include <linux/fs_context.h>
 #include <linux/memcontrol.h>
 #include <linux/module.h>
 #include <linux/mount.h>
@@ -15,6 +16,7 @@
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/seq_file.h>
+#include <linux/user_namespace.h>
 #include <linux/vmalloc.h>
 
 #include "compat.h"
@@ -32,8 +34,11 @@ static atomic64_t kvt_next_id = ATOMIC64_INIT(1);
 static struct vfsmount *kvt_mount;
 static int kvt_mount_count;
 
+/* The first pool's maker may be in a user namespace: owners are everybody's, not relative to that. */
 static int kvt_fs_init_context(struct fs_context *fc)
 {
+	put_user_ns(fc->user_ns);
+	fc->user_ns = get_user_ns(&init_user_ns);
 	return init_pseudo(fc, KVT_FS_MAGIC) ? 0 : -ENOMEM;
 }
 
@@ -150,6 +155,16 @@ static const struct file_operations kvt_pool_fops = {
 	.show_fdinfo = kvt_pool_show_fdinfo,
 };
 
+/* Owner, group and mode stay as they were made, whatever the kernel lets anonymous inodes do. */
+static int kvt_pool_setattr(KVT_SETATTR_ARGS)
+{
+	return -EOPNOTSUPP;
+}
+
+static const struct inode_operations kvt_pool_iops = {
+	.setattr = kvt_pool_setattr,
+};
+
 struct kvt_pool *kvt_pool_of_file(struct file *file)
 {
 	return file->f_op == &kvt_pool_fops ? file->private_data : NULL;
@@ -209,7 +224,8 @@ static int kvt_create_check(const struct kvtier_pool_create *arg)
 		return -EINVAL;
 	if (!arg->frame_bytes || arg->frame_bytes > KVTIER_MAX_FRAME_BYTES || !PAGE_ALIGNED(arg->frame_bytes))
 		return -EINVAL;
-	if (!arg->n_frames || arg->n_frames > KVTIER_MAX_FRAMES)
+	if (!arg->n_frames || arg->n_frames > KVTIER_MAX_FRAMES ||
+	    (u64)arg->n_frames * arg->frame_bytes > KVTIER_MMAP_WORDS)
 		return -EINVAL;
 	if (kvt_name_check(arg->name) || (arg->name[0] ? arg->mode & ~0666 : arg->mode))
 		return -EINVAL;
@@ -283,6 +299,7 @@ static struct kvt_pool *kvt_pool_new(const struct kvtier_pool_create *arg)
 	}
 	/* alloc_anon_inode() made the caller the owner. */
 	pool->inode->i_mode = (pool->inode->i_mode & S_IFMT) | pool->mode;
+	pool->inode->i_op = &kvt_pool_iops;
 	err = kvt_pool_fill(pool);
 	if (err)
 		goto free_frames;

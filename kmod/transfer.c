@@ -8,9 +8,11 @@
  * that were allocated with the queue, from acceptance until it is reaped: that is the bound of what is in flight.
  */
 #include <linux/anon_inodes.h>
+#include <linux/backing-dev.h>
 #include <linux/cred.h>
 #include <linux/eventfd.h>
 #include <linux/file.h>
+#include <linux/magic.h>
 #include <linux/memcontrol.h>
 #include <linux/mm.h>
 #include <linux/module.h>
@@ -25,10 +27,8 @@
 #include "internal.h"
 #include "trace.h"
 
-#define KVT_WORKERS 16
+#define KVT_WORKERS 16 /* of a queue: a file that hangs holds up nobody else */
 #define KVT_REAP    32u
-
-static struct workqueue_struct *kvt_workers;
 
 struct kvt_item *kvt_item_alloc(struct kvt_queue *queue)
 {
@@ -108,7 +108,7 @@ static void kvt_item_queue(struct kvt_item *item)
 	item->iocb.ki_flags &= ~IOCB_NOWAIT;
 	spin_lock_irqsave(&queue->lock, flags);
 	list_add_tail(&item->node, &queue->waiting);
-	queue_work(kvt_workers, &item->work);
+	queue_work(queue->workers, &item->work);
 	spin_unlock_irqrestore(&queue->lock, flags);
 }
 
@@ -190,14 +190,25 @@ static void kvt_item_work(struct work_struct *work)
 	put_cred(cred);
 }
 
+/*
+ * A worker is in the initial namespaces, and has no mm. Files whose reading and writing means more than bytes (those of
+ * /proc, /sys and the like) could tell the difference; files on a backing device and on tmpfs cannot.
+ */
+static bool kvt_file_is_data(const struct file *file)
+{
+	const struct super_block *sb = file_inode(file)->i_sb;
+	umode_t mode = file_inode(file)->i_mode;
+
+	return S_ISBLK(mode) || (S_ISREG(mode) && (sb->s_bdi != &noop_backing_dev_info || sb->s_magic == TMPFS_MAGIC));
+}
+
 static int kvt_file_check(const struct file *file, const struct kvtier_xfer *xfer)
 {
-	umode_t type = file_inode(file)->i_mode & S_IFMT;
 	bool write = xfer->op == KVTIER_XFER_WRITE;
 
 	if (!(file->f_mode & (write ? FMODE_WRITE : FMODE_READ)))
 		return -EBADF;
-	if (type != S_IFREG && type != S_IFBLK)
+	if (!kvt_file_is_data(file))
 		return -EINVAL;
 	if (!(file->f_mode & (write ? FMODE_CAN_WRITE : FMODE_CAN_READ)) ||
 	    !(write ? file->f_op->write_iter : file->f_op->read_iter))
@@ -205,7 +216,7 @@ static int kvt_file_check(const struct file *file, const struct kvtier_xfer *xfe
 	/* An appending write would go elsewhere than it was told. */
 	if (write && (file->f_flags & O_APPEND))
 		return -EINVAL;
-	if (write && type == S_IFREG && xfer->offset + xfer->bytes > rlimit(RLIMIT_FSIZE))
+	if (write && S_ISREG(file_inode(file)->i_mode) && xfer->offset + xfer->bytes > rlimit(RLIMIT_FSIZE))
 		return -EFBIG;
 	return 0;
 }
@@ -443,11 +454,16 @@ static __poll_t kvt_queue_poll(struct file *file, poll_table *table)
 	return !list_empty(&queue->done) ? EPOLLIN | EPOLLRDNORM : 0;
 }
 
-/* At each close of a descriptor. Items hold the file: release comes after the last. */
+/*
+ * At each close of a descriptor. Items hold the file: release comes after the last. A process that ends cannot be killed
+ * any more: it must not wait for a file system that hangs.
+ */
 static int kvt_queue_flush(struct file *file, fl_owner_t id)
 {
 	struct kvt_queue *queue = file->private_data;
 
+	if (current->flags & PF_EXITING)
+		return 0;
 	return wait_event_killable(queue->wait, kvt_queue_idle(queue)) ? -EINTR : 0;
 }
 
@@ -455,6 +471,8 @@ static void kvt_queue_free(struct kvt_queue *queue)
 {
 	if (queue->eventfd)
 		eventfd_ctx_put(queue->eventfd);
+	/* The last item's worker may not have returned yet. */
+	destroy_workqueue(queue->workers);
 	kvfree(queue->items);
 	kvt_uncharge(&queue->account, kvt_account_bytes(&queue->account));
 	kvt_account_exit(&queue->account);
@@ -506,11 +524,16 @@ static struct kvt_queue *kvt_queue_new(u32 depth, int eventfd)
 		err = -ENOMEM;
 		goto uncharge;
 	}
+	queue->workers = alloc_workqueue("kvtier", WQ_UNBOUND, KVT_WORKERS);
+	if (!queue->workers) {
+		err = -ENOMEM;
+		goto free_items;
+	}
 	if (eventfd != -1) {
 		queue->eventfd = eventfd_ctx_fdget(eventfd);
 		if (IS_ERR(queue->eventfd)) {
 			err = PTR_ERR(queue->eventfd);
-			goto free_items;
+			goto destroy_workers;
 		}
 	}
 	for (i = 0; i < depth; i++) {
@@ -520,6 +543,8 @@ static struct kvt_queue *kvt_queue_new(u32 depth, int eventfd)
 	}
 	return queue;
 
+destroy_workers:
+	destroy_workqueue(queue->workers);
 free_items:
 	kvfree(queue->items);
 uncharge:
@@ -557,15 +582,4 @@ long kvt_queue_create(struct kvt_call *call)
 	}
 	arg->fd = call->new_fd;
 	return 0;
-}
-
-int kvt_transfer_init(void)
-{
-	kvt_workers = alloc_workqueue("kvtier", WQ_UNBOUND, KVT_WORKERS);
-	return kvt_workers ? 0 : -ENOMEM;
-}
-
-void kvt_transfer_exit(void)
-{
-	destroy_workqueue(kvt_workers);
 }

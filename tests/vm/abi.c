@@ -110,6 +110,11 @@ CASE(pool_create)
 	BAD(n_frames, 0, EINVAL);
 	BAD(n_frames, KVTIER_MAX_FRAMES + 1, EINVAL);
 	BAD(n_frames, UINT32_MAX, EINVAL);
+	/* Frames that no mapping could reach. */
+	c = good_pool();
+	c.frame_bytes = KVTIER_MAX_FRAME_BYTES;
+	c.n_frames = KVTIER_MMAP_WORDS / KVTIER_MAX_FRAME_BYTES + 1;
+	CHECK_ERR(ioctl(vt_device(), KVTIER_IOC_POOL_CREATE, &c), EINVAL);
 	BAD(node, -2, EINVAL);
 	BAD(node, 1 << 20, ENODEV);
 	BAD(node, INT32_MAX, ENODEV);

@@ -2,6 +2,8 @@
 /* Pools: memory, mappings, descriptors, names, limits, and every way to die. */
 #include <dirent.h>
 #include <liburing.h>
+#include <sched.h>
+#include <sys/file.h>
 #include <sys/syscall.h>
 
 #include "vt.h"
@@ -102,6 +104,54 @@ CASE(uring_registered)
 	munmap(p, 4 * 65536);
 	close(pool);
 	io_uring_queue_exit(&ring);
+}
+
+static void touch(void *p);
+
+/* A mapping in pieces: each keeps the pool, and shows the same frames. */
+CASE(pieces)
+{
+	int pool = vt_pool(0, 65536, 2);
+	uint8_t *p = vt_map(pool, 65536, 2);
+
+	vt_fill(p, 2 * 65536, 3);
+	close(pool);
+	CHECK(!munmap(p + 4096, 8192));
+	CHECK(!mprotect(p + 65536, 4096, PROT_READ));
+	CHECK(!madvise(p + 3 * 4096, 4096, MADV_DONTNEED));
+	CHECK(mremap(p, 0, 4096, MREMAP_MAYMOVE) == MAP_FAILED); /* EINVAL or, on older kernels, EFAULT */
+	CHECK(!munmap(p, 4096));
+	CHECK(vt_sysfs("bytes") > 0);
+	for (int i = 3; i < 32; i++) {
+		uint8_t *all = malloc(2 * 65536);
+
+		vt_fill(all, 2 * 65536, 3);
+		CHECK(!memcmp(p + i * 4096, all + i * 4096, 4096));
+		free(all);
+	}
+	/* A child that is let in after all sees the same memory, and its end takes nothing away. */
+	CHECK(!madvise(p + 3 * 4096, 4096, MADV_DOFORK));
+	CHECK_EQ(vt_child(touch, p + 3 * 4096), 0);
+	CHECK_EQ(p[3 * 4096], 1);
+	CHECK(!munmap(p + 3 * 4096, 29 * 4096));
+}
+
+/* Owner, mode and size are the pool's, not an inode's; a lock on it is one for all who open it. */
+CASE(not_a_file)
+{
+	int pool = vt_pool_named("inode", 0600, 4096, 1), again;
+
+	CHECK_ERR(fchmod(pool, 0777), EOPNOTSUPP);
+	CHECK_ERR(fchown(pool, 1000, 1000), EOPNOTSUPP);
+	CHECK(ftruncate(pool, 0) == -1);
+	CHECK_EQ(vt_stat(pool).mode, 0600);
+	again = vt_open("inode", 0);
+	CHECK(again >= 0);
+	CHECK(!flock(pool, LOCK_EX | LOCK_NB));
+	CHECK_ERR(flock(again, LOCK_EX | LOCK_NB), EWOULDBLOCK);
+	close(pool);
+	CHECK(!flock(again, LOCK_EX | LOCK_NB));
+	CHECK(!vt_remove("inode"));
 }
 
 static void touch(void *p)
@@ -269,6 +319,63 @@ CASE(permissions)
 	CHECK(!vt_remove("mine"));
 	CHECK(!vt_remove("private"));
 	CHECK(!vt_remove("public"));
+}
+
+/* root of a user namespace that is user 100000 outside, and makes the first pool that there is */
+static void in_namespace(void *arg)
+{
+	int *pipes = arg;
+	char byte;
+
+	CHECK(vt_device() >= 0);
+	CHECK(!unshare(CLONE_NEWUSER));
+	CHECK(write(pipes[1], "u", 1) == 1);
+	CHECK(read(pipes[2], &byte, 1) == 1);
+	CHECK(!setresgid(0, 0, 0) && !setresuid(0, 0, 0));
+	CHECK(vt_pool_named("inside", 0600, 4096, 1) >= 0);
+	CHECK_EQ(vt_stat(vt_open("inside", 0)).uid, 0);
+	CHECK(write(pipes[1], "c", 1) == 1);
+	CHECK(read(pipes[2], &byte, 1) == 1);
+	/* Another's pool is not there for it, whoever its root is. */
+	CHECK_ERR(vt_open("outside", 0), EACCES);
+	CHECK_ERR(vt_remove("outside"), EPERM);
+}
+
+CASE(user_namespace)
+{
+	char path[64], byte;
+	int to[2], from[2], pipes[4], status;
+	pid_t pid;
+
+	if (access("/proc/self/ns/user", F_OK))
+		SKIP("no user namespaces in this kernel");
+	CHECK(!pipe(to) && !pipe(from));
+	pipes[1] = from[1];
+	pipes[2] = to[0];
+	pid = fork();
+	CHECK(pid >= 0);
+	if (!pid) {
+		in_namespace(pipes);
+		_exit(0);
+	}
+	CHECK(read(from[0], &byte, 1) == 1);
+	for (int i = 0; i < 2; i++) {
+		int fd;
+
+		snprintf(path, sizeof(path), "/proc/%d/%s_map", pid, i ? "gid" : "uid");
+		fd = open(path, O_WRONLY);
+		CHECK(fd >= 0 && write(fd, "0 100000 1", 10) == 10);
+		close(fd);
+	}
+	CHECK(write(to[1], "m", 1) == 1);
+	CHECK(read(from[0], &byte, 1) == 1);
+	CHECK_EQ(vt_stat(vt_open("inside", 0)).uid, 100000);
+	CHECK(vt_pool_named("outside", 0600, 4096, 1) >= 0);
+	CHECK(write(to[1], "o", 1) == 1);
+	CHECK_EQ(waitpid(pid, &status, 0), pid);
+	CHECK(WIFEXITED(status) && !WEXITSTATUS(status));
+	CHECK(!vt_remove("inside"));
+	CHECK(!vt_remove("outside"));
 }
 
 static struct kvtier_query query(void)

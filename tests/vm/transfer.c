@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Transfers: the right bytes, one completion each, bounded, cancellable, and whoever dies meanwhile. */
+#include <linux/fs.h>
 #include <liburing.h>
 #include <poll.h>
 #include <pthread.h>
@@ -95,6 +96,55 @@ CASE(bad_alignment_is_the_files)
 	unlink("/mnt/align");
 	CHECK_EQ(vt_submit(queue, pool, &x, 1), 1);
 	CHECK_EQ(vt_wait(queue, 0), -EINVAL);
+}
+
+/* Files that are more than bytes: a worker would read and write them in the wrong namespaces. */
+CASE(no_pseudo_files)
+{
+	int pool = vt_pool(0, 4096, 1), queue = vt_queue(1, -1);
+	static const char *const paths[] = { "/proc/version", "/proc/sys/kernel/hostname", "/sys/kernel/kvtier/bytes",
+					     "/proc/self/mem" };
+
+	for (unsigned int i = 0; i < sizeof(paths) / sizeof(paths[0]); i++) {
+		struct kvtier_xfer x = { .op = KVTIER_XFER_READ, .fd = open(paths[i], O_RDONLY), .bytes = 1 };
+
+		CHECK(x.fd >= 0);
+		CHECK_ERR(vt_submit(queue, pool, &x, 1), EINVAL);
+	}
+	struct kvtier_xfer x = { .op = KVTIER_XFER_WRITE, .fd = open(paths[1], O_WRONLY), .bytes = 1 };
+
+	CHECK(x.fd >= 0);
+	CHECK_ERR(vt_submit(queue, pool, &x, 1), EINVAL);
+}
+
+/* One's transfers to a file system that hangs do not hold up another's. */
+static void while_frozen(void *arg)
+{
+	enum { N = 64 };
+	int pool = vt_pool(0, 4096, 1), stuck = vt_queue(N, -1), queue = vt_queue(1, -1);
+	struct kvtier_xfer x[N], one = { .op = KVTIER_XFER_WRITE, .fd = vt_file("/tmp", 0, 0), .bytes = 4096, .user = 9 };
+
+	for (int i = 0; i < N; i++)
+		x[i] = (struct kvtier_xfer) { .op = KVTIER_XFER_WRITE, .fd = *(int *)arg, .bytes = 4096,
+					      .offset = 4096u * i };
+	CHECK_EQ(vt_submit(stuck, pool, x, N), N);
+	usleep(300000);
+	CHECK_EQ(vt_submit(queue, pool, &one, 1), 1);
+	CHECK_EQ(vt_wait(queue, 9), 4096);
+	CHECK_EQ(vt_reap(stuck, (struct kvtier_done[1]) { }, 1), 0);
+	/* Killed, whatever it waits for: the transfers end by themselves later. */
+	kill(getpid(), SIGKILL);
+}
+
+CASE(a_file_system_that_hangs)
+{
+	int mnt = open("/mnt", O_RDONLY), file = vt_file("/mnt", 0, 0), got;
+
+	if (ioctl(mnt, FIFREEZE, 0))
+		SKIP("/mnt cannot be frozen (%s)", strerror(errno));
+	got = vt_child(while_frozen, &file);
+	CHECK(!ioctl(mnt, FITHAW, 0));
+	CHECK_EQ(got, -SIGKILL);
 }
 
 CASE(full_queue_and_eventfd)

@@ -271,11 +271,12 @@ int vt_recv_fd(int sock)
 static bool vt_module_empty(void)
 {
 	for (int i = 0; i < 100; i++) {
-		if (!vt_sysfs("bytes") && !vt_sysfs("pools_alive"))
+		if (!vt_sysfs("bytes") && !vt_sysfs("pools_alive") && !vt_sysfs("../../module/kvtier/refcnt"))
 			return true;
 		usleep(50000);
 	}
-	printf("  left in the module: %lld bytes, %lld pools\n", vt_sysfs("bytes"), vt_sysfs("pools_alive"));
+	printf("  left in the module: %lld bytes, %lld pools, %lld references\n", vt_sysfs("bytes"),
+	       vt_sysfs("pools_alive"), vt_sysfs("../../module/kvtier/refcnt"));
 	return false;
 }
 
@@ -295,6 +296,7 @@ int main(int argc, char **argv)
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	for (struct vt_case *c = vt_cases; c; c = c->next) {
+		time_t begin = time(NULL);
 		int status;
 		pid_t pid;
 
@@ -318,6 +320,8 @@ int main(int argc, char **argv)
 		printf("%s %s.%s", !outcome ? "ok  " : outcome == 77 ? "skip" : "FAIL", program, c->name);
 		if (outcome > 128)
 			printf(" (signal %u)", outcome - 128);
+		if (time(NULL) - begin > 2)
+			printf(" (%d s)", (int)(time(NULL) - begin));
 		printf("\n");
 		failed += outcome && outcome != 77;
 		skipped += outcome == 77;

@@ -115,7 +115,7 @@ struct kvtier_query {
  * @size: sizeof(struct kvtier_pool_create)
  * @flags: KVTIER_POOL_*
  * @frame_bytes: size of a frame: a multiple of 4096, at most 2 MiB
- * @n_frames: number of frames, 1 to KVTIER_MAX_FRAMES
+ * @n_frames: number of frames, 1 to KVTIER_MAX_FRAMES, and less than KVTIER_MMAP_WORDS in bytes
  * @node: NUMA node, or -1 for the caller's memory policy
  * @mode: permissions of a named pool, of 0666; 0 for a pool without a name
  * @name: NUL-terminated and padded with NULs: letters, digits, '.', '_', '-'; not beginning with '.'. Empty: the pool
@@ -281,7 +281,8 @@ struct kvtier_range {
  * @fd: (out) the queue
  * @__reserved: zero
  *
- * Closing a descriptor of the queue waits for what is in flight (a fatal signal ends the wait, not the transfers).
+ * Closing a descriptor of the queue waits for what is in flight (a fatal signal ends the wait, not the transfers). The
+ * end of a process does not wait: its transfers go on by themselves.
  */
 struct kvtier_queue_create {
 	__u32 size;
@@ -299,8 +300,9 @@ struct kvtier_queue_create {
 /**
  * struct kvtier_xfer - one transfer
  * @op: KVTIER_XFER_*
- * @fd: a regular file or a block device, open for the direction, not O_APPEND. Opened with O_DIRECT, its alignment
- *	rules hold for @offset, @frame_offset and @bytes; without, the page cache is used
+ * @fd: a block device, or a regular file on a file system with a backing device or on tmpfs (not one of /proc or /sys),
+ *	open for the direction, not O_APPEND. Opened with O_DIRECT, its alignment rules hold for @offset, @frame_offset
+ *	and @bytes; without, the page cache is used
  * @frame: index of the frame
  * @frame_offset: where in the frame
  * @bytes: how much, at least 1; must end within the frame
