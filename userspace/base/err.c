@@ -40,8 +40,11 @@ int kvt_fail_more(int err, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(message, sizeof(message), fmt, ap);
 	va_end(ap);
+	/* cut where it is too long, which snprintf() would do with a warning */
 	n = strlen(message);
-	snprintf(message + n, sizeof(message) - n, ": %s", before);
+	strncat(message, ": ", sizeof(message) - 1 - n);
+	n = strlen(message);
+	strncat(message, before, sizeof(message) - 1 - n);
 	return err;
 }
 
