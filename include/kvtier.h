@@ -103,6 +103,8 @@ struct kvt_plane_params {
  * Budgets are hard and are checked before anything is allocated. Block
  * metadata, tables, scratch, staging and thread stacks count against
  * @ram_bytes. A tier with a budget of 0 is absent; pinned or ram must exist.
+ * One block of @disk_bytes always stays free: content is rewritten beside the
+ * old one.
  */
 struct kvt_cache_params {
 	uint32_t size;

@@ -220,6 +220,26 @@ START_TEST(a_full_tier_refuses_and_lives)
 }
 END_TEST
 
+/* A disk tier of exactly the cache's blocks, and the least memory: enough, also for rewriting what lies there. */
+START_TEST(a_disk_of_exactly_the_blocks)
+{
+	enum { ROWS = 800, BLOCKS = 2 * ROWS / 8 };
+	struct kvt_cache_params p = params(0, BLOCKS * 4096ull, 1, ROWS);
+	struct kvt_cache *cache;
+	struct kvt_seq *seq;
+
+	ck_assert_msg(!kvt_cache_create(&p, &cache), "%s", kvt_last_error());
+	ck_assert(!kvt_seq_create(cache, &seq) && !kvt_seq_append(seq, NULL, ROWS));
+	for (uint32_t t = 0; t < ROWS; t++)
+		ck_assert_msg(!write_row(seq, 1, t), "row %u: %s", t, kvt_last_error());
+	for (uint32_t i = 0; i < 2 * ROWS; i++)
+		ck_assert_msg(!write_row(seq, 1, i * 37 % ROWS), "rewriting, %u: %s", i, kvt_last_error());
+	expect_rows(seq, 1, 0, ROWS);
+	ck_assert_msg(!kvt_store_check(cache->store), "%s", kvt_last_error());
+	kvt_cache_destroy(cache);
+}
+END_TEST
+
 /* Eviction takes what it was asked for: k blocks of n. */
 START_TEST(eviction_takes_what_was_asked_for)
 {
@@ -542,6 +562,7 @@ int main(void)
 	tcase_add_test(t, sequences_come_back_as_themselves);
 	tcase_add_test(t, more_than_the_budget_is_told);
 	tcase_add_test(t, a_full_tier_refuses_and_lives);
+	tcase_add_test(t, a_disk_of_exactly_the_blocks);
 	tcase_add_test(t, eviction_takes_what_was_asked_for);
 	tcase_add_test(t, reads_while_writes_are_in_flight);
 	tcase_add_test(t, the_file_system_is_full_first);

@@ -742,6 +742,8 @@ int kvt_store_flush(struct kvt_store *s)
 				ret = kvt_fail(-EBUSY, "%u dirty blocks are borrowed", s->dirty);
 			else if (s->disk_error || !s->frames[KVT_TIER_DISK].total)
 				ret = kvt_fail(-ENOSPC, "%u blocks have no disk tier to be written to", s->dirty);
+			else if (s->frames[KVT_TIER_DISK].n > 1 && s->slot_reserve > 1)
+				s->slot_reserve = 1; /* as before any call fails for want of room */
 			else if (s->frames[KVT_TIER_DISK].n <= s->slot_reserve)
 				ret = kvt_fail(-ENOSPC, "%u blocks find no free disk slot: raise the disk budget", s->dirty);
 			if (ret)

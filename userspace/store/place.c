@@ -242,9 +242,36 @@ void kvt_store_end_work(struct kvt_store *s)
 		kvt_store_wake(s);
 }
 
+/*
+ * Before a call fails for want of room: the reserve lets several blocks be
+ * rewritten at once; all of it but the one slot that any rewriting needs is
+ * given to first slots. And where the oldest dirty block wants a first slot and
+ * there is none, a younger one that has a slot goes before it.
+ */
+static bool hopeless(struct kvt_store *s)
+{
+	uint32_t victim;
+
+	if (in_flight(s))
+		return false;
+	if (s->slot_reserve > 1)
+		s->slot_reserve = 1;
+	for (uint32_t i = 0; i < s->dirty && !s->disk_error; i++) {
+		victim = s->policy_ops->victim(s->policy, MEMORY_TIERS, false);
+		if (victim == KVT_POLICY_NONE)
+			break;
+		if (slot_for(s, &s->blocks[victim])) {
+			kvt_store_kick(s);
+			return false;
+		}
+		s->policy_ops->touch(s->policy, victim);
+	}
+	return true;
+}
+
 void kvt_store_wait_change(struct kvt_store *s)
 {
-	if (!in_flight(s)) { /* what is waited for is in the hands of one that sleeps for want of room */
+	if (hopeless(s)) { /* what is waited for is in the hands of one that sleeps for want of room */
 		s->stuck = true;
 		kvt_store_wake(s);
 	}
@@ -253,7 +280,7 @@ void kvt_store_wait_change(struct kvt_store *s)
 
 int kvt_store_wait_room(struct kvt_store *s, uint64_t since)
 {
-	if (s->stuck || !in_flight(s) || s->write_errors - since >= WRITE_ERRORS_MAX) {
+	if (s->stuck || hopeless(s) || s->write_errors - since >= WRITE_ERRORS_MAX) {
 		s->stuck = false;
 		return no_room(s);
 	}
