@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# The test runner itself: it tells pass, skip and fail apart, shows a failure's output, and lets nothing be left behind.
+# The test runner itself: it tells pass, skip and fail apart, shows a failure's output, and lets nothing be left behind;
+# and its summary ends with what failed, and why.
 set -u
 failed=0
 
@@ -25,5 +26,36 @@ expect 'fail  some/test stopped after 2 s*began*' 'echo began; sleep 30'
 expect 'fail  some/test left behind in TMPDIR: litter *' 'touch "$TMPDIR/litter"'
 expect 'pass  some/test*
 skip  some/test: one case: no disk' 'echo "SKIP: one case: no disk"'
+
+# summary CODE PATTERN: of what is in out
+summary() {
+	got=$(scripts/summary "$TMPDIR/out")
+	code=$?
+	# shellcheck disable=SC2254
+	case $got in $2) ;; *) echo "summary: $got"; failed=1 ;; esac
+	[ $code = "$1" ] || { echo "summary: exit code $code, not $1"; failed=1; }
+}
+
+rm -rf "${TMPDIR:?}/out"
+scripts/run-test "$TMPDIR/out" 2 a/good true >/dev/null
+scripts/run-test "$TMPDIR/out" 2 none sh -c 'echo not here; exit 77' >/dev/null
+summary 0 '
+skipped:
+  none *not here
+
+1 passed, 0 failed, 1 skipped'
+scripts/run-test "$TMPDIR/out" 2 b/bad sh -c 'seq 100; echo the reason; exit 3' >/dev/null
+summary 1 '*skipped:*none*
+failed:
+  fail  b/bad * exit code 3
+      | 87
+*      | 100
+      | the reason
+
+1 passed, 1 failed, 1 skipped'
+rm -rf "${TMPDIR:?}/out"
+mkdir "$TMPDIR/out"
+summary 1 '
+0 passed, 0 failed, 0 skipped'
 rm -rf "${TMPDIR:?}/out"
 exit $failed
