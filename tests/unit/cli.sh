@@ -38,18 +38,41 @@ expect 2 "" 'kvtier: no command "inspekt". Did you mean "inspect"?*' help inspek
 expect 2 "" 'kvtier help: one command at a time*' help run bench
 expect 2 "" 'kvtier doctor: "--frob" is not an option (see: kvtier help doctor)' doctor --frob
 expect 2 "" 'kvtier doctor: --dir needs a directory*' doctor --dir
+expect 2 "" 'kvtier doctor: --dir needs a directory*' doctor --dir ''
+expect 2 "" 'kvtier inspect: a FILE or DIR is needed*' inspect ''
+expect 2 "" 'kvtier sample: --cases needs a file*' sample --cases ''
+expect 2 "" 'kvtier sample: "--frob" is not an option*' sample --frob
+expect 2 "" 'kvtier: --version takes nothing*' --version please
+mkfifo "$TMPDIR/fifo"
+expect 1 "" 'kvtier inspect: *fifo: a pipe or device, not a regular file' inspect "$TMPDIR/fifo"
+expect 1 "" 'kvtier sample: *fifo: a pipe or device, not a regular file' sample --cases "$TMPDIR/fifo"
+expect 1 "" 'kvtier sample: *: a directory, not a regular file' sample --cases "$TMPDIR"
+rm "$TMPDIR/fifo"
 
 KVTIER_LOG=loud
 export KVTIER_LOG
 expect 2 "" 'kvtier: KVTIER_LOG is "loud"*' doctor
 unset KVTIER_LOG
 
-# Output that cannot be written is a failure, not a success.
-"$kvtier" doctor --json 2>"$TMPDIR/err" >/dev/full
-code=$?
-if [ $code != 1 ] || ! grep -q "could not be written: No space left" "$TMPDIR/err"; then
-	echo "a full standard output: exit code $code, $(cat "$TMPDIR/err")"
-	failed=1
-fi
-rm -f "$TMPDIR/err"
+# Output that cannot be written is a failure, and says why, whether it fails at once or when a buffer is full.
+full() {
+	"$kvtier" "$@" 2>"$TMPDIR/err" >/dev/full
+	code=$?
+	if [ $code != 1 ] || [ "$(wc -l <"$TMPDIR/err")" != 1 ] ||
+		! grep -q "^kvtier $1: standard output could not be written: No space left" "$TMPDIR/err"; then
+		echo "kvtier $* on a full standard output: exit code $code, $(cat "$TMPDIR/err")"
+		failed=1
+	fi
+	rm -f "$TMPDIR/err"
+}
+full --version
+full help
+full doctor
+full doctor --json
+full inspect "$KVT_SOURCE/tests/data/kvt-demo"
+full inspect --json "$KVT_SOURCE/tests/data/kvt-demo"
+printf '[%s{"name":"a","logits":[1]}]' "$(seq 500 | sed 's/.*/{"name":"a","logits":[1,2,3]},/')" >"$TMPDIR/cases"
+full sample --cases "$TMPDIR/cases"
+full bench placement --rounds 1
+rm "$TMPDIR/cases"
 exit $failed

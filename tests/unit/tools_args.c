@@ -2,6 +2,7 @@
 /* Sizes and numbers on the command line: what is read, and that everything else is refused with words. */
 #include <check.h>
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -19,6 +20,8 @@ static const struct {
 	{ "64K", 65536 },
 	{ "64k", 65536 },
 	{ "64KiB", 65536 },
+	{ "1GiB", 1 << 30 },
+	{ "1gib", 1 << 30 },
 	{ "1M", 1 << 20 },
 	{ "1.5G", 3ull << 29 },
 	{ "0.25K", 256 },
@@ -53,6 +56,56 @@ START_TEST(size_refused)
 }
 END_TEST
 
+/* 10^9 or 2^30? Nobody is left to guess. */
+START_TEST(ambiguous_units)
+{
+	uint64_t bytes;
+
+	ck_assert_int_eq(tool_size("1GB", &bytes), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "units are powers of 1024, K or KiB"));
+	ck_assert_int_eq(tool_size("1gb", &bytes), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "units are powers of 1024, K or KiB"));
+	ck_assert_int_eq(tool_size("1GiBs", &bytes), -EINVAL);
+	ck_assert_ptr_null(strstr(kvt_last_error(), "powers"));
+}
+END_TEST
+
+START_TEST(real)
+{
+	static const char *const wrong[] = { "", " 1", "1 ", "0x10", "nan", "inf", "infinity", "1e999", "1,5", "e", "-", "--1" };
+	double x = 99;
+
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		ck_assert_msg(tool_real("--top-p", wrong[i], &x) == -EINVAL, "%s", wrong[i]);
+		ck_assert_ptr_nonnull(strstr(kvt_last_error(), "--top-p"));
+	}
+	ck_assert_int_eq(tool_real("--top-p", "0.25", &x), 0);
+	ck_assert(x == 0.25);
+	ck_assert_int_eq(tool_real("--top-p", "-1e-3", &x), 0);
+	ck_assert(x == -1e-3);
+	ck_assert_int_eq(tool_real("--top-p", "-inf", &x), 0);
+	ck_assert(x == -INFINITY);
+}
+END_TEST
+
+/* The library's words become the command's, where they are words. */
+START_TEST(messages)
+{
+	static const struct tool_word words[] = { { "ram_bytes", "--ram-bytes" }, { "a disk budget", "--disk-bytes" }, { 0 } };
+	char buf[64], small[16];
+
+	ck_assert_str_eq(tool_message("raise ram_bytes", buf, sizeof(buf)), "raise ram_bytes");
+	tool_words = words;
+	ck_assert_str_eq(tool_message("ram_bytes is 0: raise ram_bytes, or give a disk budget", buf, sizeof(buf)),
+			 "--ram-bytes is 0: raise --ram-bytes, or give --disk-bytes");
+	ck_assert_str_eq(tool_message("(ram_bytes) my_ram_bytes ram_bytes_2 /ram_bytes", buf, sizeof(buf)),
+			 "(--ram-bytes) my_ram_bytes ram_bytes_2 /ram_bytes");
+	ck_assert_str_eq(tool_message("1234567890 ram_bytes is", small, sizeof(small)), "1234567890 --ra");
+	ck_assert_str_eq(tool_message("123456789012345678", small, sizeof(small)), "123456789012345");
+	tool_words = NULL;
+}
+END_TEST
+
 START_TEST(number)
 {
 	static const char *const wrong[] = { "", "0", "1025", "-1", "7x", "1.0", "2.5", "1K", "99999999999999999999" };
@@ -80,7 +133,10 @@ int main(void)
 
 	tcase_add_loop_test(t, size_read, 0, sizeof(sizes) / sizeof(sizes[0]));
 	tcase_add_loop_test(t, size_refused, 0, sizeof(not_sizes) / sizeof(not_sizes[0]));
+	tcase_add_test(t, ambiguous_units);
 	tcase_add_test(t, number);
+	tcase_add_test(t, real);
+	tcase_add_test(t, messages);
 	suite_add_tcase(s, t);
 	srunner_run_all(r, CK_NORMAL);
 	failed = srunner_ntests_failed(r);

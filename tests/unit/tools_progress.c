@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* The progress bar: a bar with its numbers on a terminal, not one byte anywhere else. */
+/* Progress: a bar with its numbers on a terminal; elsewhere not one byte, or a line now and then where it is asked for. */
 #include <check.h>
 #include <fcntl.h>
 #include <pty.h>
@@ -10,13 +10,13 @@
 #include "tools/tools.h"
 
 /* Run a whole bar with stderr being @fd, then put stderr back. */
-static void run_bar(int fd)
+static void run_bar(int fd, enum tool_progress_mode mode)
 {
 	int saved = dup(STDERR_FILENO);
 	struct tool_progress p;
 
 	dup2(fd, STDERR_FILENO);
-	tool_progress_start(&p, "prefill", "tokens", 32760);
+	tool_progress_start(&p, mode, "prefill", "tokens", 32760);
 	tool_progress_update(&p, 16380);
 	for (int i = 0; i < 100000; i++)
 		tool_progress_update(&p, 16380);
@@ -44,8 +44,48 @@ START_TEST(not_a_terminal)
 	int ends[2];
 
 	ck_assert_int_eq(pipe(ends), 0);
-	run_bar(ends[1]);
+	setenv("CI", "true", 1);
+	run_bar(ends[1], TOOL_PROGRESS_NEVER);
+	run_bar(ends[1], TOOL_PROGRESS_AUTO); /* it is over before a line is due */
+	run_bar(ends[1], TOOL_PROGRESS_ALWAYS);
 	ck_assert_int_eq(read_all(ends[0], buf, sizeof(buf)), 0);
+}
+END_TEST
+
+/* What is asked for where there is no terminal: a line every ten seconds, and one at the end. */
+START_TEST(lines)
+{
+	static const struct {
+		const char *ci;
+		enum tool_progress_mode mode;
+		bool lines;
+	} cases[] = { { "", TOOL_PROGRESS_ALWAYS, true }, { "true", TOOL_PROGRESS_AUTO, true },
+		      { "false", TOOL_PROGRESS_AUTO, false }, { "true", TOOL_PROGRESS_NEVER, false } };
+	int saved = dup(STDERR_FILENO), ends[2];
+	struct tool_progress p;
+	char buf[512];
+
+	ck_assert_int_eq(pipe(ends), 0);
+	setenv("CI", cases[_i].ci, 1);
+	dup2(ends[1], STDERR_FILENO);
+	tool_progress_start(&p, cases[_i].mode, "prefill", "tokens", 32760);
+	tool_progress_update(&p, 100);
+	p.start -= 10.5; /* as if so much time had passed */
+	p.last -= 10.5;
+	tool_progress_update(&p, 16380);
+	tool_progress_update(&p, 20000);
+	tool_progress_update(&p, 32760);
+	tool_progress_end(&p);
+	dup2(saved, STDERR_FILENO);
+	read_all(ends[0], buf, sizeof(buf));
+	if (!cases[_i].lines) {
+		ck_assert_str_eq(buf, "");
+		return;
+	}
+	ck_assert_ptr_eq(strstr(buf, "prefill  50 %  16.4K/32.8K tokens"), buf);
+	ck_assert_ptr_nonnull(strstr(buf, " s left\nprefill 100 %  32.8K/32.8K tokens"));
+	ck_assert_ptr_null(strstr(buf, "20.0K"));
+	ck_assert_ptr_null(strpbrk(buf, "\r\033"));
 }
 END_TEST
 
@@ -55,7 +95,7 @@ START_TEST(terminal)
 	int master, slave, drawn = 0;
 
 	ck_assert_int_eq(openpty(&master, &slave, NULL, NULL, NULL), 0);
-	run_bar(slave);
+	run_bar(slave, TOOL_PROGRESS_AUTO);
 	ck_assert_int_gt(read_all(master, buf, sizeof(buf)), 0);
 	for (char *p = buf; (p = strstr(p, "\rprefill [")); p++)
 		drawn++;
@@ -76,6 +116,7 @@ int main(void)
 	int failed;
 
 	tcase_add_test(t, not_a_terminal);
+	tcase_add_loop_test(t, lines, 0, 4);
 	tcase_add_test(t, terminal);
 	suite_add_tcase(s, t);
 	srunner_run_all(r, CK_NORMAL);

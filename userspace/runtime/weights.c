@@ -163,7 +163,8 @@ int kvt_build_shard(struct kvt_weights *w, const char *path)
 	if (s->fd < 0 || fstat(s->fd, &st))
 		return kvt_fail(-errno, "%s: %m", path);
 	if (!S_ISREG(st.st_mode))
-		return kvt_fail(-EINVAL, "%s: not a regular file", path);
+		return kvt_fail(-EINVAL, "%s: %s, not a regular file", path,
+				S_ISDIR(st.st_mode) ? "a directory" : "a pipe or device");
 	s->bytes = st.st_size;
 	s->mtime = st.st_mtim;
 	return 0;

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,6 +42,7 @@ int tool_size(const char *text, uint64_t *bytes)
 	static const char units[] = "KMGT";
 	uint64_t whole, part, scale, unit = 1;
 	const char *p = read_decimal(text, &whole, &part, &scale), *u;
+	const char *more = "";
 	unsigned __int128 value;
 
 	if (!p)
@@ -48,14 +50,34 @@ int tool_size(const char *text, uint64_t *bytes)
 	if (*p && (u = strchr(units, *p >= 'a' && *p <= 'z' ? *p - 'a' + 'A' : *p))) {
 		unit <<= 10 * (u - units + 1);
 		p++;
-		if (p[0] == 'i' && p[1] == 'B')
+		if (!strcasecmp(p, "iB"))
 			p += 2;
+		else if (!strcasecmp(p, "B"))
+			more = "units are powers of 1024, K or KiB, M or MiB, G or GiB, T or TiB: ";
 	}
 	value = (unsigned __int128)whole * unit + (unsigned __int128)part * unit / scale;
-	if (*p || (unit == 1 && part) || value > INT64_MAX)
+	if (*p || (unit == 1 && part))
+		return kvt_fail(-EINVAL, "\"%s\" is not a size: %s%s", text, more, SIZE_FORM);
+	if (value > INT64_MAX)
 		return kvt_fail(-EINVAL, "\"%s\" is not a size below 8 EiB: %s", text, SIZE_FORM);
 	*bytes = value;
 	return 0;
+}
+
+int tool_real(const char *option, const char *text, double *value)
+{
+	const bool banned = !strcmp(text, "-inf");
+	char *end;
+
+	/* not what strtod() takes beside numbers: spaces, hexadecimal, words */
+	if (!*text || (!banned && text[strspn(text, "0123456789+-.eE")]))
+		goto not_a_number;
+	errno = 0;
+	*value = banned ? -INFINITY : strtod(text, &end);
+	if (banned || (!*end && !errno))
+		return 0;
+not_a_number:
+	return kvt_fail(-EINVAL, "%s \"%s\": a number is needed", option, text);
 }
 
 int tool_number(const char *option, const char *text, uint64_t min, uint64_t max, uint64_t *value)
@@ -70,20 +92,61 @@ int tool_number(const char *option, const char *text, uint64_t min, uint64_t max
 	return 0;
 }
 
+const struct tool_word *tool_words;
+
+static bool in_word(char c)
+{
+	return c == '_' || c == '-' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
+static const struct tool_word *word_at(const char *text)
+{
+	for (const struct tool_word *w = tool_words; w && w->library; w++) {
+		size_t n = strlen(w->library);
+
+		if (!strncmp(text, w->library, n) && !in_word(text[n]))
+			return w;
+	}
+	return NULL;
+}
+
+const char *tool_message(const char *line, char *buf, size_t bytes)
+{
+	char *to = buf, *end = buf + bytes - 1;
+	bool begins = true;
+
+	while (*line && to < end) {
+		const struct tool_word *w = begins ? word_at(line) : NULL;
+
+		begins = *line == ' ' || *line == '(';
+		if (!w) {
+			*to++ = *line++;
+			continue;
+		}
+		to += snprintf(to, (size_t)(end - to) + 1, "%s", w->option);
+		to = to > end ? end : to;
+		line += strlen(w->library);
+	}
+	*to = 0;
+	return buf;
+}
+
 int tool_usage_error(const char *command, const char *fmt, ...)
 {
-	char line[600];
+	char line[600], buf[800];
 	va_list ap;
 
 	va_start(ap, fmt);
 	vsnprintf(line, sizeof(line), fmt, ap);
 	va_end(ap);
-	fprintf(stderr, "kvtier %s: %s (see: kvtier help %s)\n", command, line, command);
+	fprintf(stderr, "kvtier %s: %s (see: kvtier help %s)\n", command, tool_message(line, buf, sizeof(buf)), command);
 	return 2;
 }
 
 int tool_failed(const char *command)
 {
-	fprintf(stderr, "kvtier %s: %s\n", command, kvt_last_error());
+	char buf[800];
+
+	fprintf(stderr, "kvtier %s: %s\n", command, tool_message(kvt_last_error(), buf, sizeof(buf)));
 	return 1;
 }

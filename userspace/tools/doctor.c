@@ -628,7 +628,7 @@ int cmd_doctor(int argc, char **argv)
 			json = true;
 		} else if (strcmp(argv[i], "--dir") && strcmp(argv[i], "--root")) {
 			return tool_usage_error("doctor", "\"%s\" is not an option", argv[i]);
-		} else if (i + 1 == argc) {
+		} else if (i + 1 == argc || !*argv[i + 1]) {
 			return tool_usage_error("doctor", "%s needs a directory", argv[i]);
 		} else if (!strcmp(argv[i], "--root")) {
 			r.root = argv[++i];

@@ -283,7 +283,7 @@ int cmd_inspect(int argc, char **argv)
 		else
 			path = argv[i];
 	}
-	if (!path)
+	if (!path || !*path)
 		return tool_usage_error("inspect", "a FILE or DIR is needed");
 	if (kvt_weights_open(path, &w))
 		return tool_failed("inspect");
@@ -292,9 +292,5 @@ int cmd_inspect(int argc, char **argv)
 	else
 		print_text(w);
 	kvt_weights_close(w);
-	if (fflush(stdout) || ferror(stdout)) {
-		perror("kvtier inspect: standard output");
-		return 1;
-	}
 	return 0;
 }

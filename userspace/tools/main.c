@@ -146,10 +146,11 @@ static enum kvt_log_level log_level = KVT_LOG_WARN;
 static void print_log(void *user, enum kvt_log_level level, const char *line)
 {
 	static const char *const names[] = { "error", "warning", "info", "debug" };
+	char buf[800];
 
 	(void)user;
 	if (level <= log_level)
-		fprintf(stderr, "kvtier: %s: %s\n", names[level], line);
+		fprintf(stderr, "kvtier: %s: %s\n", names[level], tool_message(line, buf, sizeof(buf)));
 }
 
 static int set_log(void)
@@ -175,7 +176,7 @@ static bool is_help(const char *arg)
 	return !strcmp(arg, "--help") || !strcmp(arg, "-h");
 }
 
-int main(int argc, char **argv)
+static int run(int argc, char **argv)
 {
 	const struct command *c;
 	int code;
@@ -185,6 +186,10 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	if (!strcmp(argv[1], "--version")) {
+		if (argc > 2) {
+			fprintf(stderr, "kvtier: --version takes nothing behind it, not \"%s\"\n", argv[2]);
+			return 2;
+		}
 		printf("kvtier %s\n", kvt_version());
 		return 0;
 	}
@@ -201,12 +206,18 @@ int main(int argc, char **argv)
 	if (argc == 3 && is_help(argv[2]) && c->help)
 		return help(c->name);
 	code = set_log();
-	if (code)
+	return code ? code : c->run(argc - 1, argv + 1);
+}
+
+int main(int argc, char **argv)
+{
+	int code, err;
+
+	tool_output_begin();
+	code = run(argc, argv);
+	err = tool_output_end();
+	if (!err || code)
 		return code;
-	code = c->run(argc - 1, argv + 1);
-	if (fflush(stdout) || ferror(stdout)) {
-		fprintf(stderr, "kvtier %s: standard output could not be written: %m\n", c->name);
-		return code ? code : 1;
-	}
-	return code;
+	fprintf(stderr, "kvtier %s: standard output could not be written: %s\n", argv[1], strerror(-err));
+	return 1;
 }

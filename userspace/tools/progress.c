@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
-/* A progress bar: one line on stderr, redrawn ten times a second, and nothing where stderr is not a terminal. */
+/* Progress: one line on stderr, redrawn ten times a second; where that is no terminal, a line every ten seconds, or nothing. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -9,6 +11,7 @@
 
 #define BAR 30
 #define REDRAW_S 0.1
+#define LINE_S 10
 
 static double now(void)
 {
@@ -43,19 +46,32 @@ static void draw(const struct tool_progress *p, uint64_t done, double t)
 	for (i = 0; i < BAR; i++)
 		bar[i] = i < fill ? '=' : i == fill ? '>' : ' ';
 	bar[BAR] = 0;
-	fprintf(stderr, "\r%s [%s] %3.0f %%  %s/%s %s  %s/s", p->what, bar, part * 100, short_number(a, sizeof(a), done),
+	if (p->form == TOOL_PROGRESS_BAR)
+		fprintf(stderr, "\r%s [%s]", p->what, bar);
+	else
+		fprintf(stderr, "%s", p->what);
+	fprintf(stderr, " %3.0f %%  %s/%s %s  %s/s", part * 100, short_number(a, sizeof(a), done),
 		short_number(b, sizeof(b), p->total), p->unit, short_number(c, sizeof(c), rate));
 	if (rate > 0 && done < p->total)
 		fprintf(stderr, "  %.0f s left", (p->total - done) / rate);
-	fputs("\033[K", stderr);
+	fputs(p->form == TOOL_PROGRESS_BAR ? "\033[K" : "\n", stderr);
 	fflush(stderr);
 }
 
-void tool_progress_start(struct tool_progress *p, const char *what, const char *unit, uint64_t total)
+void tool_progress_start(struct tool_progress *p, enum tool_progress_mode mode, const char *what, const char *unit,
+			 uint64_t total)
 {
-	*p = (struct tool_progress){ .what = what, .unit = unit, .total = total, .on = isatty(STDERR_FILENO) };
+	const char *ci = getenv("CI");
+
+	*p = (struct tool_progress){ .what = what, .unit = unit, .total = total };
 	p->start = p->last = now();
-	if (p->on)
+	if (mode == TOOL_PROGRESS_NEVER)
+		p->form = TOOL_PROGRESS_OFF;
+	else if (isatty(STDERR_FILENO))
+		p->form = TOOL_PROGRESS_BAR;
+	else if (mode == TOOL_PROGRESS_ALWAYS || (ci && !strcmp(ci, "true")))
+		p->form = TOOL_PROGRESS_LINES;
+	if (p->form == TOOL_PROGRESS_BAR)
 		draw(p, 0, p->start);
 }
 
@@ -63,18 +79,21 @@ void tool_progress_update(struct tool_progress *p, uint64_t done)
 {
 	double t;
 
-	if (!p->on)
+	if (p->form == TOOL_PROGRESS_OFF)
 		return;
 	t = now();
-	if (t - p->last < REDRAW_S && done < p->total)
+	/* the end is worth a line where there were others, a last bar always */
+	if (t - p->last < (p->form == TOOL_PROGRESS_BAR ? REDRAW_S : LINE_S) &&
+	    (done < p->total || (p->form == TOOL_PROGRESS_LINES && !p->printed)))
 		return;
 	p->last = t;
+	p->printed = true;
 	draw(p, done, t);
 }
 
 void tool_progress_end(struct tool_progress *p)
 {
-	if (p->on)
+	if (p->form == TOOL_PROGRESS_BAR)
 		fputc('\n', stderr);
-	p->on = false;
+	p->form = TOOL_PROGRESS_OFF;
 }

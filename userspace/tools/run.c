@@ -282,7 +282,7 @@ static int prefill(struct run *r)
 	uint32_t n;
 	int err = 0;
 
-	tool_progress_start(&bar, "prefill", "tokens", r->n_ids);
+	tool_progress_start(&bar, TOOL_PROGRESS_AUTO, "prefill", "tokens", r->n_ids);
 	for (uint32_t at = 0; !err && at < r->n_ids; at += n) {
 		n = r->n_ids - at < r->chunk ? r->n_ids - at : r->chunk;
 		err = ref_forward(r->engine, r->seq, r->ids + at, n, at + n == r->n_ids, r->logits_row);

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "engines/ref/engine.h"
 #include "kvtier-sampler.h"
 #include "tools/tools.h"
 
@@ -370,25 +371,6 @@ int tool_sample_cases(const char *text, size_t bytes, char **results)
 	return err;
 }
 
-static int read_file(const char *path, char **text, size_t *bytes)
-{
-	FILE *f = fopen(path, "rb");
-	int err = 0;
-
-	if (!f)
-		return kvt_fail(-errno, "%s: %m", path);
-	*text = malloc(MAX_FILE_BYTES + 1);
-	*bytes = *text ? fread(*text, 1, MAX_FILE_BYTES + 1, f) : 0;
-	if (!*text)
-		err = kvt_fail(-ENOMEM, "no memory for %s", path);
-	else if (ferror(f))
-		err = kvt_fail(-EIO, "%s: %m", path);
-	else if (*bytes > MAX_FILE_BYTES)
-		err = kvt_fail(-EFBIG, "%s: more than %u MiB of cases", path, MAX_FILE_BYTES >> 20);
-	fclose(f);
-	return err;
-}
-
 int cmd_sample(int argc, char **argv)
 {
 	char *text = NULL, *results = NULL;
@@ -398,16 +380,16 @@ int cmd_sample(int argc, char **argv)
 
 	for (int i = 1; i < argc; i++) {
 		if (strcmp(argv[i], "--cases"))
-			return tool_usage_error("sample", "unknown option \"%s\"", argv[i]);
+			return tool_usage_error("sample", "\"%s\" is not an option", argv[i]);
 		if (path)
 			return tool_usage_error("sample", "--cases is given twice");
-		if (++i == argc)
+		if (++i == argc || !*argv[i])
 			return tool_usage_error("sample", "--cases needs a file");
 		path = argv[i];
 	}
 	if (!path)
 		return tool_usage_error("sample", "--cases FILE is needed");
-	err = read_file(path, &text, &bytes);
+	err = ref_read_file(path, MAX_FILE_BYTES, &text, &bytes);
 	if (!err) {
 		err = tool_sample_cases(text, bytes, &results);
 		if (err)

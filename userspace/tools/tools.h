@@ -4,6 +4,7 @@
 #define KVT_TOOLS_TOOLS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 int cmd_run(int argc, char **argv);
@@ -18,18 +19,47 @@ int tool_size(const char *text, uint64_t *bytes);
 /* A whole number in [min, max]; -EINVAL with a message naming @option. */
 int tool_number(const char *option, const char *text, uint64_t min, uint64_t max, uint64_t *value);
 
+/* A number in decimal, or "-inf"; -EINVAL with a message naming @option. */
+int tool_real(const char *option, const char *text, double *value);
+
+/*
+ * A message of the library names its parameters; whoever runs a command knows
+ * options. A command that has some sets the table, ended by a NULL, before it
+ * does anything else; messages are then printed with the one for the other.
+ */
+struct tool_word {
+	const char *library, *option;
+};
+extern const struct tool_word *tool_words;
+const char *tool_message(const char *line, char *buf, size_t bytes); /* returns @buf */
+
 /* Print "kvtier COMMAND: message" and return the exit code. */
 int tool_usage_error(const char *command, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 int tool_failed(const char *command);	/* prints kvt_last_error() */
 
-/* A progress bar on stderr: silent where that is not a terminal. @what: "prefill", ... */
+/*
+ * stdout as a stream that remembers its first failure: errno of a write that
+ * a buffer put off is gone by the time that somebody asks. tool_output_end()
+ * flushes; 0, or -errno of the first write that failed.
+ */
+void tool_output_begin(void);
+int tool_output_end(void);
+
+/*
+ * Progress on stderr: a bar on a terminal; elsewhere a line every ten seconds
+ * where it is asked for, or the environment says CI=true. @what: "prefill", ...
+ */
+enum tool_progress_mode { TOOL_PROGRESS_AUTO, TOOL_PROGRESS_ALWAYS, TOOL_PROGRESS_NEVER };
+
 struct tool_progress {
 	const char *what, *unit;
 	uint64_t total;
 	double start, last;
-	bool on;
+	enum { TOOL_PROGRESS_OFF, TOOL_PROGRESS_BAR, TOOL_PROGRESS_LINES } form;
+	bool printed;
 };
-void tool_progress_start(struct tool_progress *p, const char *what, const char *unit, uint64_t total);
+void tool_progress_start(struct tool_progress *p, enum tool_progress_mode mode, const char *what, const char *unit,
+			 uint64_t total);
 void tool_progress_update(struct tool_progress *p, uint64_t done);
 void tool_progress_end(struct tool_progress *p);
 

@@ -15,11 +15,17 @@ int ref_read_file(const char *path, uint64_t limit, char **data, size_t *bytes)
 	size_t size = 0, room = 64 << 10;
 	char *buf = NULL, *grown;
 	int fd, err;
+	struct stat st;
 	ssize_t got;
 
-	fd = open(path, O_RDONLY | O_CLOEXEC);
+	/* without O_NONBLOCK a FIFO would wait for its writer */
+	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
 	if (fd < 0)
 		return kvt_fail(-errno, "%s: %s", path, strerror(errno));
+	if (fstat(fd, &st) || !S_ISREG(st.st_mode)) {
+		err = kvt_fail(-EINVAL, "%s: %s, not a regular file", path, S_ISDIR(st.st_mode) ? "a directory" : "a pipe or device");
+		goto free_buf;
+	}
 	do {
 		if (!buf || size == room) {
 			room = buf ? room * 2 : room;
