@@ -38,7 +38,7 @@ static struct ref_model *load(const char *path)
 {
 	struct ref_model *m;
 
-	ck_assert_msg(ref_model_load(path, NULL, &m) == 0, "%s", kvt_last_error());
+	ck_assert_msg(ref_model_load(path, NULL, NULL, &m) == 0, "%s", kvt_last_error());
 	return m;
 }
 

@@ -9,31 +9,39 @@ failed=0
 mkdir "$dir" "$out"
 command -v perl >/dev/null || { echo "perl is not installed: it makes the models"; exit 77; }
 
-# make_model DIR: a tiny one; its rows of K and V, 3 heads of 10 in f16, are 60 bytes
+# make_model DIR [LAYERS [NAME [HIDDEN INTER]]]: a tiny one (with a tensor NAME); its rows of K and V, 3 heads of 10 in
+# f16, are 60 bytes. With HIDDEN and INTER: a large one, all holes.
 make_model() {
 	mkdir -p "$1"
 	perl -e '
-		my ($dir, $data, @header) = ($ARGV[0], "");
+		my ($dir, $layers, $more, $hidden, $inter, $holes) = @ARGV;
+		my ($data, $end, @header) = ("", 0);
 		sub tensor {
 			my ($name, @shape) = @_;
 			my $n = 1;
 			$n *= $_ for @shape;
 			push @header, sprintf "\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[%d,%d]}", $name,
-				join(",", @shape), length $data, length($data) + 4 * $n;
-			$data .= pack "f<*", map { sin(length($data) + $_ * $_) } 1 .. $n;
+				join(",", @shape), $end, $end + 4 * $n;
+			$data .= pack "f<*", map { sin($end + $_ * $_) } 1 .. $n unless $holes;
+			$end += 4 * $n;
 		}
-		tensor("model.embed_tokens.weight", 260, 16);
-		tensor("model.norm.weight", 16);
-		tensor("model.layers.0.input_layernorm.weight", 16);
-		tensor("model.layers.0.post_attention_layernorm.weight", 16);
-		tensor("model.layers.0.self_attn.${_}_proj.weight", 30, 16) for "q", "k", "v";
-		tensor("model.layers.0.self_attn.o_proj.weight", 16, 30);
-		tensor("model.layers.0.mlp.${_}_proj.weight", 24, 16) for "gate", "up";
-		tensor("model.layers.0.mlp.down_proj.weight", 16, 24);
+		tensor("model.embed_tokens.weight", 260, $hidden);
+		tensor("model.norm.weight", $hidden);
+		for my $layer (map { "model.layers.$_" } 0 .. $layers - 1) {
+			tensor("$layer.input_layernorm.weight", $hidden);
+			tensor("$layer.post_attention_layernorm.weight", $hidden);
+			tensor("$layer.self_attn.${_}_proj.weight", 30, $hidden) for "q", "k", "v";
+			tensor("$layer.self_attn.o_proj.weight", $hidden, 30);
+			tensor("$layer.mlp.${_}_proj.weight", $inter, $hidden) for "gate", "up";
+			tensor("$layer.mlp.down_proj.weight", $hidden, $inter);
+		}
+		tensor($more, 4) if $more;
 		my $header = "{" . join(",", @header) . "}";
 		open my $f, ">", "$dir/model.safetensors" or die;
 		print $f pack("Q<", length $header), $header, $data;
-		close $f or die;' "$1"
+		close $f or die;
+		truncate "$dir/model.safetensors", 8 + length($header) + $end or exit 1;' \
+		"$1" "${2:-1}" "${3:-}" "${4:-16}" "${5:-24}" "${4:+holes}" || return 1
 	cat >"$1/config.json" <<'END'
 {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 260, "hidden_size": 16,
  "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 10,
@@ -47,12 +55,17 @@ refuse() {
 	code=$1 pattern=$2
 	shift 2
 	before=$(ls -A "$dir" "$out")
-	"$kvtier" run "$@" >"$TMPDIR/stdout" 2>"$TMPDIR/stderr"
+	timeout 60 "$kvtier" run "$@" >"$TMPDIR/stdout" 2>"$TMPDIR/stderr"
 	got=$?
 	[ $got = "$code" ] || { echo "run $*: exit code $got, not $code"; failed=1; }
 	[ "$(wc -l <"$TMPDIR/stderr")" = 1 ] || { echo "run $*: not one line: $(cat "$TMPDIR/stderr")"; failed=1; }
 	grep -qE -- "$pattern" "$TMPDIR/stderr" || { echo "run $*: no \"$pattern\" in: $(cat "$TMPDIR/stderr")"; failed=1; }
 	[ ! -s "$TMPDIR/stdout" ] || { echo "run $*: on stdout: $(cat "$TMPDIR/stdout")"; failed=1; }
+	# who runs the command knows options, not the library's fields
+	if sed 's/"[^"]*"//g' "$TMPDIR/stderr" | grep -qE '(^|[ (])((ram|pinned|gpu|disk|block)_bytes|max_[a-z_]*|numa_[a-z]*|host=|top_|min_p)'; then
+		echo "run $*: a field's name in: $(cat "$TMPDIR/stderr")"
+		failed=1
+	fi
 	[ "$before" = "$(ls -A "$dir" "$out")" ] || { echo "run $*: left behind: $(ls -A "$dir" "$out")"; failed=1; }
 	rm -f "$TMPDIR/stdout" "$TMPDIR/stderr"
 }
@@ -83,10 +96,26 @@ refuse 2 '"extra" is not an option' --model "$dir/good" --prompt a extra
 refuse 2 'io needs a value' --model "$dir/good" --prompt a --io
 for wrong in '--threads 0' '--threads 1000000' '--threads two' '--max-tokens 0' '--prefill-chunk 0' '--ram-bytes 12Q' \
 	'--ram-bytes -1' '--disk-bytes 1e9' '--block-bytes 0' '--block-bytes 1000' '--block-bytes 4M' '--block-bytes 6K' \
-	'--io floppy' '--host guest' '--backend tpu' '--kv-type int3' '--untiered --ram-bytes 1G' '--untiered --disk-dir /'; do
+	'--ram-bytes 1GB' '--temperature -1' '--temperature hot' '--temperature nan' '--top-k -1' '--top-k 1.5' '--top-p 1.1' \
+	'--top-p x' '--min-p -0.1' '--top-n-sigma inf' '--repetition-penalty 0' '--presence-penalty 1e99' \
+	'--frequency-penalty 1,5' '--penalty-last-n x' '--logit-bias 5' '--logit-bias 5=nan' '--logit-bias x=1' '--logit-bias 1=inf' \
+	'--logit-bias 1=1,1=2' '--logit-bias 1=1,' '--sampler-order top_k,top_k' '--sampler-order top_q' \
+	'--sampler-order top_k,bias' '--seed -1' '--seed x' '--progress loud' '--io floppy' '--host guest' '--backend tpu' '--kv-type int3' '--untiered --ram-bytes 1G' '--untiered --disk-dir /'; do
 	# shellcheck disable=SC2086
 	refuse 2 "${wrong%% *}.*see: kvtier help run" $good --prompt a $wrong
 done
+
+for empty in --model --tokenizer --prompt-file --disk-dir --stats --logits; do
+	# shellcheck disable=SC2086
+	refuse 2 "$empty \"\": a name is needed" $good --prompt a $empty ''
+done
+# shellcheck disable=SC2086
+{
+	refuse 2 '"1GB" is not a size: units are powers of 1024' $good --prompt a --ram-bytes 1GB
+	refuse 2 '--top-p is 1.1: 0 to 1' $good --prompt a --top-p 1.1
+	refuse 2 '--top-k is set but not in --sampler-order' $good --prompt a --top-k 5 --sampler-order bias
+	refuse 1 '--logit-bias for token 260: the vocabulary has 260' $good --prompt a --logit-bias 260=1
+}
 
 # ---- the model ----
 # shellcheck disable=SC2086
@@ -105,6 +134,7 @@ config 's/silu/relu/' '"hidden_act" is "relu"'
 config 's/"hidden_size": 16/"hidden_size": 1e99/' '"hidden_size" is 9\.9+7e98, not a whole number'
 config 's/"hidden_size": 16/"hidden_size": 65536/' 'embed_tokens.weight" has .* the configuration wants \[260, 65536\]'
 config 's/"vocab_size": 260/"vocab_size": 4000000/' 'tokens are not bytes|configuration wants'
+config 's/"num_hidden_layers": 1/"num_hidden_layers": 0/' '"num_hidden_layers" is 0'
 config 's/"num_hidden_layers": 1/"num_hidden_layers": 1000/' 'no tensor "model.layers.1.input_layernorm.weight"'
 config 's/"tie_word_embeddings": true/"tie_word_embeddings": false/' 'no tensor "lm_head.weight"'
 config 's/"head_dim": 10/"head_dim": 11/' 'a head of 11 elements'
@@ -120,6 +150,50 @@ sed 's/self_attn.q_proj.weight"/self_attn.q_proj.biasss"/; s/.biasss"/.bias"  /'
 	>"$dir/bad/model.safetensors"
 model 'q_proj.bias"; biases are not supported'
 
+# more layers than the configuration has: as if another model's config.json lay there
+sed 's/"num_hidden_layers": 1/"num_hidden_layers": 2/' "$dir/good/config.json" >"$dir/bad/config.json"
+sed 's/layers\.0\./layers.1./g' "$dir/good/model.safetensors" >"$dir/bad/model.safetensors"
+model 'no tensor "model.layers.0.input_layernorm.weight"'
+cp "$dir/good/config.json" "$dir/bad/config.json"
+make_model "$dir/bad" 2
+cp "$dir/good/config.json" "$dir/bad/config.json"
+model 'tensor "model.layers.1.[a-z_.]*", and "num_hidden_layers" is 1'
+make_model "$dir/bad" 1 strange.weight
+model 'tensor "strange.weight", for which a Llama model of this configuration has no use'
+make_model "$dir/bad"
+
+# 13 TB of weights: seen before memory is taken for them
+if make_model "$dir/bad" 64 '' 65536 262144; then
+	sed 's/"num_hidden_layers": 1/"num_hidden_layers": 64/; s/"hidden_size": 16/"hidden_size": 65536/
+		s/"intermediate_size": 24/"intermediate_size": 262144/' "$dir/good/config.json" >"$dir/bad/config.json"
+	model 'the weights need [0-9]{14} bytes of RAM, '
+else
+	echo "SKIP: weights that memory cannot hold: no such file can be made here"
+fi
+make_model "$dir/bad"
+
+# what is no file: said at once, not waited for
+for what in pipe directory device; do
+	for name in config.json model.safetensors; do
+		mv "$dir/bad/$name" "$dir/kept"
+		case $what in
+		pipe) mkfifo "$dir/bad/$name" ;;
+		directory) mkdir "$dir/bad/$name" ;;
+		device) ln -s /dev/zero "$dir/bad/$name" ;;
+		esac
+		model "$name: a (pipe or device|directory), not a regular file"
+		rm -r "${dir:?}/bad/$name"
+		mv "$dir/kept" "$dir/bad/$name"
+	done
+done
+mkfifo "$dir/fifo"
+# shellcheck disable=SC2086
+for what in "$dir/fifo" "$dir/bad" /dev/zero; do
+	refuse 1 'not a regular file' $good --prompt-file "$what"
+	refuse 1 'not a regular file' $good --prompt a --tokenizer "$what"
+done
+rm "$dir/fifo"
+
 # ---- the prompt ----
 # shellcheck disable=SC2086
 {
@@ -131,13 +205,13 @@ model 'q_proj.bias"; biases are not supported'
 # ---- budgets ----
 # shellcheck disable=SC2086
 {
-	refuse 1 'ram_bytes is 0; .* at least [0-9]+ are needed' $good --prompt a --ram-bytes 0
-	refuse 1 'ram_bytes is 1000; .* at least [0-9]+ are needed' $good --prompt a --ram-bytes 1000
-	refuse 1 'pinned_bytes is 4095 bytes: less than a block of 65536' $good --prompt a --pinned-bytes 4095
-	refuse 1 'disk_bytes is 4095 bytes: less than a block of 65536' $good --prompt a --disk-bytes 4095
-	refuse 1 'gpu_bytes is 10 bytes: less than a block of 65536' $good --prompt a --gpu-bytes 10
-	refuse 1 "ram_bytes [0-9]+ and pinned_bytes 0 are more than this machine's [0-9]+ bytes" $good --prompt a --ram-bytes 64T
-	refuse 1 'gpu_bytes is 1099511627776000 bytes: more than' $good --prompt a --gpu-bytes 1000T
+	refuse 1 '--ram-bytes is 0; .* at least [0-9]+ are needed' $good --prompt a --ram-bytes 0
+	refuse 1 '--ram-bytes is 1000; .* at least [0-9]+ are needed' $good --prompt a --ram-bytes 1000
+	refuse 1 '--pinned-bytes is 4095 bytes: less than a block of 65536' $good --prompt a --pinned-bytes 4095
+	refuse 1 '--disk-bytes is 4095 bytes: less than a block of 65536' $good --prompt a --disk-bytes 4095
+	refuse 1 '--gpu-bytes is 10 bytes: less than a block of 65536' $good --prompt a --gpu-bytes 10
+	refuse 1 "--ram-bytes [0-9]+ and --pinned-bytes 0 are more than this machine's [0-9]+ bytes" $good --prompt a --ram-bytes 64T
+	refuse 1 '--gpu-bytes is 1099511627776000 bytes: more than' $good --prompt a --gpu-bytes 1000T
 }
 
 # ---- directories ----
@@ -174,6 +248,9 @@ works() {
 
 works 'note: a row of 60 bytes does not divide the block of 4096 \(--block-bytes\): 16 bytes' --block-bytes 4K
 works 'note' --disk-dir /dev/shm
+works '' --no-fast-load
+works '' --top-k 5 --seed 7 --progress never
+works '' --temperature 0.7 --top-k 1 --repetition-penalty 1
 mkfifo "$out/pipe"
 cat "$out/pipe" >"$out/piped" &
 works 'note' --stats "$out/pipe"
@@ -190,6 +267,32 @@ if "$kvtier" run $good --prompt a --logits /dev/full >"$out/text" 2>"$out/err" |
 	echo "a full device for the logits: $(cat "$out/err")"
 	failed=1
 fi
+# shellcheck disable=SC2086
+"$kvtier" run $good --prompt a --logits "$out/none" >/dev/full 2>"$out/err"
+code=$?
+if [ $code != 1 ] || [ -e "$out/none" ] ||
+	[ "$(grep -v note "$out/err")" != 'kvtier run: standard output could not be written: No space left on device' ]; then
+	echo "a full standard output: exit code $code, $(cat "$out/err")"
+	failed=1
+fi
+
+# ---- sampling ----
+# sampled OPTIONS...: the text of 40 tokens
+sampled() {
+	"$kvtier" run --model "$dir/good" --prompt abc --max-tokens 40 --temperature 1.5 --block-bytes 60K "$@" | od -An -tx1
+}
+if [ "$(sampled --seed 1)" != "$(sampled --seed 1 --untiered --threads 1 --prefill-chunk 1)" ]; then
+	echo "the same seed gives other text"
+	failed=1
+fi
+[ "$(sampled --seed 1)" != "$(sampled --seed 2)" ] || { echo "another seed gives the same text"; failed=1; }
+for option in '--top-k 2' '--top-p 0.3' '--min-p 0.6' '--top-n-sigma 0.5' '--repetition-penalty 3' '--presence-penalty 9' \
+	'--frequency-penalty 9' '--logit-bias 65=50'; do
+	# shellcheck disable=SC2086
+	[ "$(sampled --seed 1 $option)" != "$(sampled --seed 1)" ] || { echo "$option changes nothing"; failed=1; }
+done
+[ "$("$kvtier" run --model "$dir/good" --prompt abc --max-tokens 3 --block-bytes 60K --logit-bias 65=1e30)" = AAA ] ||
+	{ echo "--logit-bias does not choose"; failed=1; }
 
 rm -rf "$dir"
 exit $failed

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
  * Any bytes as a GGUF file: refused with one line, or metadata and tensors that
- * lie within the file. What is accepted is also read.
+ * lie within the file. What is accepted is also read, and tried as a model.
  */
 #include <fcntl.h>
 #include <stdint.h>
@@ -11,8 +11,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "engines/ref/engine.h"
 #include "kvtier.h"
-#include "runtime/weights.h"
+#include "runtime/loader.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
@@ -56,6 +57,17 @@ static void read_tensors(const struct kvt_weights *w, uint64_t bytes)
 	}
 }
 
+static void load_model(const char *path)
+{
+	const struct kvt_load_params how = { .mode = KVT_LOAD_MMAP };
+	struct ref_model *m;
+
+	if (ref_model_load(path, NULL, &how, &m))
+		must(kvt_last_error()[0] && !strchr(kvt_last_error(), '\n'));
+	else
+		ref_model_free(m);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
 	static int fd = -1;
@@ -75,6 +87,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 	if (w->format == KVT_GGUF) {
 		read_metadata(w);
 		read_tensors(w, bytes);
+		load_model(path);
 	}
 	kvt_weights_close(w);
 	return 0;

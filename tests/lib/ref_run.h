@@ -4,6 +4,7 @@
 #define KVT_TESTS_REF_RUN_H
 
 #include "engines/ref/engine.h"
+#include "gpu/gpu.h"
 
 /* 0 or NULL anywhere: the default. */
 struct ref_how {
@@ -13,6 +14,10 @@ struct ref_how {
 	int64_t ram;	  /* 0: plenty; else bytes beyond the least that works, -1: none beyond */
 	uint32_t threads, chunk, io;
 	const char *isa;
+	struct kvt_gpu *tier;	 /* what the gpu tier lives on */
+	struct kvt_gpu *scratch; /* what the engine's scratch lives on */
+	void (*started)(void);	 /* called when everything is there, before the first token */
+	void (*ended)(void);	 /* behind the last one, before anything goes */
 };
 
 /*

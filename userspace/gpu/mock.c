@@ -111,7 +111,7 @@ static void open_memory(struct mock *m)
 
 static void close_memory(struct mock *m)
 {
-	if (m->touched)
+	if (m->touched && !m->gpu.host_readable)
 		mprotect(m->memory, m->touched, PROT_NONE);
 }
 
@@ -1013,6 +1013,16 @@ int kvt_mock_open(uint64_t memory, struct kvt_gpu **gpu)
 	pthread_mutex_init(&m->lock, NULL);
 	*gpu = &m->gpu;
 	return 0;
+}
+
+void kvt_mock_readable(struct kvt_gpu *gpu)
+{
+	struct mock *m = mock_of(gpu);
+
+	pthread_mutex_lock(&m->lock);
+	m->gpu.host_readable = true;
+	open_memory(m);
+	pthread_mutex_unlock(&m->lock);
 }
 
 void kvt_mock_fail_at(struct kvt_gpu *gpu, uint64_t nth, int err)

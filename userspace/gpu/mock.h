@@ -43,6 +43,9 @@ struct kvt_mock_record {
 /* A device with @memory bytes (0: 64 MiB). Work runs at the call until kvt_mock_delay() says otherwise. */
 int kvt_mock_open(uint64_t memory, struct kvt_gpu **gpu);
 
+/* From now on the CPU may read and write device memory, as the cpu backend's. */
+void kvt_mock_readable(struct kvt_gpu *gpu);
+
 /* Fail the @nth call from now (1 is the next) with @err, changing nothing; 0: never. Only what can fail counts. */
 void kvt_mock_fail_at(struct kvt_gpu *gpu, uint64_t nth, int err);
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 /*
- * kvtier run: read a prompt, generate text greedily, with the model's KV cache
- * in tiers; and say how that went.
+ * kvtier run: read a prompt, generate text, with the model's KV cache in tiers;
+ * and say how that went.
  */
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
-#include <stddef.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,148 +15,27 @@
 
 #include "base/err.h"
 #include "engines/ref/engine.h"
+#include "runtime/loader.h"
 #include "tools/outfile.h"
+#include "tools/run_options.h"
 #include "tools/tools.h"
 
 #define PROMPT_BYTES_MAX (1u << 30)
-#define DEFAULT_MAX_TOKENS 128
-#define DEFAULT_CHUNK 512
-#define DEFAULT_BLOCK (64u << 10)
-#define UNSET UINT64_MAX
+#define QUERY_ROWS 512 /* of a pass over the cache: more scratch than that gains nothing */
 #define SPARE_SLOTS 128 /* for writes under way: the old slot stays until the new one is verified */
 #define MIB (1024.0 * 1024)
 
-struct options {
-	const char *model, *tokenizer, *prompt, *prompt_file, *disk_dir, *stats, *logits;
-	uint64_t max_tokens, threads, chunk;
-	uint64_t gpu, pinned, ram, disk, block; /* bytes */
-	uint64_t kv_type, host, io, backend;	/* enums */
-	uint64_t untiered;
-};
-
-/* ---- options ---- */
-
-enum kind { TEXT, SIZE, NUMBER, NAME, FLAG };
-
-struct spec {
-	const char *name;
-	enum kind kind;
-	size_t offset;
-	uint64_t min, max;	   /* NUMBER */
-	const char *const names[5]; /* NAME: value i is names[i] */
-};
-
-#define AT(field) offsetof(struct options, field)
-
-static const struct spec specs[] = {
-	{ "--model", TEXT, AT(model), 0, 0, { 0 } },
-	{ "--tokenizer", TEXT, AT(tokenizer), 0, 0, { 0 } },
-	{ "--prompt", TEXT, AT(prompt), 0, 0, { 0 } },
-	{ "--prompt-file", TEXT, AT(prompt_file), 0, 0, { 0 } },
-	{ "--max-tokens", NUMBER, AT(max_tokens), 1, 1u << 30, { 0 } },
-	{ "--untiered", FLAG, AT(untiered), 0, 0, { 0 } },
-	{ "--gpu-bytes", SIZE, AT(gpu), 0, 0, { 0 } },
-	{ "--pinned-bytes", SIZE, AT(pinned), 0, 0, { 0 } },
-	{ "--ram-bytes", SIZE, AT(ram), 0, 0, { 0 } },
-	{ "--disk-bytes", SIZE, AT(disk), 0, 0, { 0 } },
-	{ "--disk-dir", TEXT, AT(disk_dir), 0, 0, { 0 } },
-	{ "--block-bytes", SIZE, AT(block), 0, 0, { 0 } },
-	{ "--threads", NUMBER, AT(threads), 1, 1024, { 0 } },
-	{ "--prefill-chunk", NUMBER, AT(chunk), 1, 1u << 30, { 0 } },
-	{ "--kv-type", NAME, AT(kv_type), 0, 0, { "f32", "f16", "bf16" } },
-	{ "--host", NAME, AT(host), 0, 0, { "auto", "user", "module" } },
-	{ "--backend", NAME, AT(backend), 0, 0, { "auto", "cpu", "cuda" } },
-	{ "--io", NAME, AT(io), 0, 0, { "auto", "uring", "threads" } },
-	{ "--stats", TEXT, AT(stats), 0, 0, { 0 } },
-	{ "--logits", TEXT, AT(logits), 0, 0, { 0 } },
-};
-
-static int set_option(const struct spec *s, const char *text, struct options *o)
-{
-	void *to = (char *)o + s->offset;
-	uint64_t n;
-
-	switch (s->kind) {
-	case TEXT:
-		*(const char **)to = text;
-		return 0;
-	case SIZE:
-		if (tool_size(text, to))
-			return tool_usage_error("run", "%s %s", s->name, kvt_last_error());
-		return 0;
-	case NUMBER:
-		if (tool_number(s->name, text, s->min, s->max, to))
-			return tool_usage_error("run", "%s", kvt_last_error());
-		return 0;
-	case NAME:
-		for (n = 0; s->names[n] && strcmp(s->names[n], text); n++)
-			;
-		if (!s->names[n])
-			return tool_usage_error("run", "%s \"%s\": %s, %s or %s are known", s->name, text, s->names[0],
-						s->names[1], s->names[2]);
-		*(uint64_t *)to = n;
-		return 0;
-	default:
-		*(uint64_t *)to = 1;
-		return 0;
-	}
-}
-
-static const struct spec *find_option(const char *name)
-{
-	for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++)
-		if (!strcmp(specs[i].name, name))
-			return &specs[i];
-	return NULL;
-}
-
-static int check_options(const struct options *o)
-{
-	if (!o->model)
-		return tool_usage_error("run", "--model DIR is missing");
-	if (!o->prompt == !o->prompt_file)
-		return tool_usage_error("run", "one of --prompt TEXT and --prompt-file FILE is needed");
-	if (o->block % 4096 || o->block < 4096 || o->block > 2u << 20)
-		return tool_usage_error("run", "--block-bytes %llu: a multiple of 4K from 4K to 2M is needed",
-					(unsigned long long)o->block);
-	if (o->untiered && (o->gpu != UNSET || o->pinned != UNSET || o->ram != UNSET || o->disk != UNSET || o->disk_dir))
-		return tool_usage_error("run", "--untiered keeps the whole cache in memory: it takes no budgets and no --disk-dir");
-	return 0;
-}
-
-/* 0, or the exit code. */
-static int parse_options(int argc, char **argv, struct options *o)
-{
-	const struct spec *s;
-	int code;
-
-	*o = (struct options){ .max_tokens = DEFAULT_MAX_TOKENS, .chunk = DEFAULT_CHUNK, .gpu = UNSET, .pinned = UNSET,
-			       .ram = UNSET, .disk = UNSET, .block = DEFAULT_BLOCK, .kv_type = KVT_F16 };
-	for (int i = 1; i < argc; i++) {
-		s = find_option(argv[i]);
-		if (!s)
-			return tool_usage_error("run", "\"%s\" is not an option", argv[i]);
-		if (s->kind != FLAG && ++i == argc)
-			return tool_usage_error("run", "%s needs a value", s->name);
-		code = set_option(s, argv[i], o);
-		if (code)
-			return code;
-	}
-	return check_options(o);
-}
-
-/* ---- the run ---- */
-
 struct run {
-	struct options o;
+	struct run_options o;
 	struct ref_model *model;
-	uint32_t *ids, n_ids; /* the prompt */
+	uint32_t *ids, n_ids; /* the prompt; behind it, what was generated */
 	uint32_t max_new, generated, chunk;
 	struct kvt_plane_params *planes;
 	struct kvt_cache *cache;
 	struct kvt_seq *seq;
 	struct ref_engine *engine;
-	float *logits_row;
+	struct kvt_sampler *sampler;
+	const float *logits_row;
 	struct outfile logits, stats;
 	double begin, prefill_s, decode_s, ttft_s; /* ttft: from the start of the program, loading included */
 };
@@ -169,10 +48,45 @@ static double now(void)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+/* ---- model and prompt ---- */
+
+struct loading {
+	struct tool_progress bar;
+	enum tool_progress_mode mode;
+	double begin;
+	bool on;
+};
+
+static int show_loading(void *user, uint64_t done, uint64_t total)
+{
+	struct loading *l = user;
+
+	if (!l->on) {
+		tool_progress_start(&l->bar, l->mode, "weights", "bytes", total);
+		l->bar.start = l->begin; /* the first piece is here already */
+		l->on = true;
+	}
+	tool_progress_update(&l->bar, done);
+	return 0;
+}
+
+static int load_model(struct run *r)
+{
+	struct loading l = { .mode = (enum tool_progress_mode)r->o.progress, .begin = now() };
+	const struct kvt_load_params how = { .mode = r->o.no_fast_load ? KVT_LOAD_MMAP : KVT_LOAD_AUTO,
+					     .io = (uint32_t)r->o.io, .progress = show_loading, .user = &l };
+	int err = ref_model_load(r->o.model, r->o.tokenizer, &how, &r->model);
+
+	if (l.on)
+		tool_progress_end(&l.bar);
+	return err;
+}
+
 static int read_prompt(struct run *r)
 {
 	const struct ref_config *c = &r->model->config;
 	const char *text = r->o.prompt;
+	uint32_t *grown;
 	char *file = NULL;
 	size_t bytes;
 	int err = 0;
@@ -198,6 +112,10 @@ static int read_prompt(struct run *r)
 	else
 		fprintf(stderr, "kvtier run: note: --max-tokens %llu is cut to %u, the model's context of %u then being full\n",
 			(unsigned long long)r->o.max_tokens, r->max_new, c->context);
+	grown = realloc(r->ids, ((size_t)r->n_ids + r->max_new) * sizeof(*grown));
+	if (!grown)
+		return kvt_fail(-ENOMEM, "no memory for %u tokens", r->n_ids + r->max_new);
+	r->ids = grown;
 	return 0;
 }
 
@@ -214,21 +132,21 @@ static uint64_t blocks_bytes(const struct run *r, uint64_t tokens, uint64_t row_
 /* What was not given: everything in RAM if that is a quarter of the machine's at most; and room on disk for all. */
 static int choose_budgets(const struct run *r, uint64_t all, struct kvt_cache_params *p)
 {
-	const struct options *o = &r->o;
+	const struct run_options *o = &r->o;
 	uint64_t physical = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), whole;
 	int64_t least;
 
-	p->gpu_bytes = o->gpu == UNSET ? 0 : o->gpu;
-	p->pinned_bytes = o->pinned == UNSET ? 0 : o->pinned;
-	p->disk_bytes = o->untiered ? 0 : o->disk == UNSET ? all + SPARE_SLOTS * o->block : o->disk;
-	p->ram_bytes = o->ram == UNSET ? 0 : o->ram;
-	if (o->ram != UNSET)
+	p->gpu_bytes = o->gpu == RUN_UNSET ? 0 : o->gpu;
+	p->pinned_bytes = o->pinned == RUN_UNSET ? 0 : o->pinned;
+	p->disk_bytes = o->untiered ? 0 : o->disk == RUN_UNSET ? all + SPARE_SLOTS * o->block : o->disk;
+	p->ram_bytes = o->ram == RUN_UNSET ? 0 : o->ram;
+	if (o->ram != RUN_UNSET)
 		return 0;
 	least = kvt_cache_min_ram(p);
 	if (least < 0)
 		return (int)least;
 	p->ram_bytes = (uint64_t)least;
-	if (o->gpu != UNSET || o->pinned != UNSET)
+	if (o->gpu != RUN_UNSET || o->pinned != RUN_UNSET)
 		return 0;
 	/* with what a frame costs beside its bytes */
 	whole = (uint64_t)least + all + all / o->block * 256;
@@ -259,7 +177,7 @@ static int create_cache(struct run *r)
 	p.threads = (uint32_t)r->o.threads;
 	p.max_seqs = 1;
 	p.max_tokens = (uint32_t)tokens;
-	p.max_query_rows = r->chunk < DEFAULT_CHUNK ? r->chunk : DEFAULT_CHUNK;
+	p.max_query_rows = r->chunk < QUERY_ROWS ? r->chunk : QUERY_ROWS;
 	p.max_query_heads = c->heads;
 	p.host = (uint32_t)r->o.host;
 	p.io = (uint32_t)r->o.io;
@@ -282,44 +200,66 @@ static int prefill(struct run *r)
 	uint32_t n;
 	int err = 0;
 
-	tool_progress_start(&bar, TOOL_PROGRESS_AUTO, "prefill", "tokens", r->n_ids);
+	tool_progress_start(&bar, (enum tool_progress_mode)r->o.progress, "prefill", "tokens", r->n_ids);
 	for (uint32_t at = 0; !err && at < r->n_ids; at += n) {
 		n = r->n_ids - at < r->chunk ? r->n_ids - at : r->chunk;
-		err = ref_forward(r->engine, r->seq, r->ids + at, n, at + n == r->n_ids, r->logits_row);
+		err = ref_forward(r->engine, r->seq, r->ids + at, n, at + n == r->n_ids, &r->logits_row);
 		tool_progress_update(&bar, at + n);
 	}
 	tool_progress_end(&bar);
 	return err;
 }
 
+/* The token behind those in r->ids. Its place in the sequence addresses the draw: (seed, 0, position). */
+static int sample(struct run *r, uint32_t *id)
+{
+	const uint32_t position = r->n_ids + r->generated;
+	struct kvt_sample row = { .params = &r->o.sampling, .logits = r->logits_row, .history = r->ids,
+				  .n_history = position, .position = position };
+	int err = kvt_sampler_sample(r->sampler, &row, 1);
+
+	*id = row.token;
+	if (err == -EDOM || (!err && !isfinite(r->logits_row[*id])))
+		return kvt_fail(-EDOM, "the logits at position %u are not numbers: the model's weights, or --kv-type, are not fit "
+				"for this prompt", position - 1);
+	return err;
+}
+
+static int put_text(const char *text, size_t bytes)
+{
+	int err;
+
+	fwrite(text, 1, bytes, stdout);
+	err = tool_output_end();
+	return err ? kvt_fail(err, "standard output could not be written: %s", strerror(-err)) : 0;
+}
+
 static int generate(struct run *r)
 {
 	const struct ref_config *c = &r->model->config;
-	uint32_t before = r->ids[r->n_ids - 1], id;
 	const char *piece;
 	size_t bytes;
+	uint32_t *id;
 	int err;
 
 	for (;;) {
-		id = ref_argmax(r->logits_row, c->vocab);
-		if (!isfinite(r->logits_row[id]))
-			return kvt_fail(-EDOM, "the logits at position %u are not numbers: the model's weights, or --kv-type, are "
-					"not fit for this prompt", kvt_seq_len(r->seq) - 1);
+		id = &r->ids[r->n_ids + r->generated];
+		err = sample(r, id);
+		if (err)
+			return err;
 		if (r->logits.f)
 			fwrite(r->logits_row, sizeof(float), c->vocab, r->logits.f);
 		if (!r->generated++)
 			r->ttft_s = now() - r->begin;
-		if (ref_is_eos(c, id))
+		if (ref_is_eos(c, *id))
 			return 0;
-		piece = ref_decode(r->model->tokenizer, before, id, &bytes);
-		fwrite(piece, 1, bytes, stdout);
-		fflush(stdout);
-		if (r->generated == r->max_new)
-			return 0;
-		err = ref_forward(r->engine, r->seq, &id, 1, 1, r->logits_row);
+		piece = ref_decode(r->model->tokenizer, id[-1], *id, &bytes);
+		err = put_text(piece, bytes);
+		if (err || r->generated == r->max_new)
+			return err;
+		err = ref_forward(r->engine, r->seq, id, 1, 1, &r->logits_row);
 		if (err)
 			return err;
-		before = id;
 	}
 }
 
@@ -385,44 +325,65 @@ static int write_stats(struct run *r)
 	return err;
 }
 
-static int run(struct run *r)
+static int open_outputs(struct run *r)
 {
-	double start;
-	int err;
+	int err = 0;
 
-	err = ref_model_load(r->o.model, r->o.tokenizer, &r->model);
+	if (r->o.logits)
+		err = outfile_open(&r->logits, r->o.logits);
+	if (!err && r->o.stats)
+		err = outfile_open(&r->stats, r->o.stats);
+	return err;
+}
+
+static int create_engine(struct run *r)
+{
+	const struct ref_engine_params p = { .model = r->model, .cache = r->cache, .tokens = r->chunk };
+	int err = kvt_seq_create(r->cache, &r->seq);
+
+	if (!err)
+		err = ref_engine_create(&p, &r->engine);
+	if (!err)
+		err = kvt_sampler_create(r->model->config.vocab, &r->sampler);
+	return err;
+}
+
+static int start(struct run *r)
+{
+	int err = load_model(r);
+
+	if (!err)
+		err = kvt_sampler_check(&r->o.sampling, r->model->config.vocab);
 	if (!err)
 		err = read_prompt(r);
 	if (err)
 		return err;
 	r->chunk = r->o.chunk < r->n_ids ? (uint32_t)r->o.chunk : r->n_ids;
-	if (r->o.logits)
-		err = outfile_open(&r->logits, r->o.logits);
-	if (!err && r->o.stats)
-		err = outfile_open(&r->stats, r->o.stats);
+	err = open_outputs(r);
 	if (!err)
 		err = create_cache(r);
-	if (!err)
-		err = kvt_seq_create(r->cache, &r->seq);
-	if (!err)
-		err = ref_engine_create(r->model, r->cache, r->chunk, NULL, &r->engine);
+	return err ? err : create_engine(r);
+}
+
+static int run(struct run *r)
+{
+	double begin;
+	int err = start(r);
+
 	if (err)
 		return err;
-	r->logits_row = malloc(r->model->config.vocab * sizeof(float));
-	if (!r->logits_row)
-		return kvt_fail(-ENOMEM, "no memory for %u logits", r->model->config.vocab);
-	start = now();
+	begin = now();
 	err = prefill(r);
-	r->prefill_s = now() - start;
-	start = now();
+	r->prefill_s = now() - begin;
+	begin = now();
 	if (!err)
 		err = generate(r);
-	r->decode_s = now() - start;
-	if (isatty(STDOUT_FILENO))
-		fputc('\n', stdout);
+	r->decode_s = now() - begin;
+	if (!err && isatty(STDOUT_FILENO))
+		err = put_text("\n", 1);
 	if (err)
 		return err;
-	if (isatty(STDERR_FILENO))
+	if (isatty(STDERR_FILENO) || r->o.progress == TOOL_PROGRESS_ALWAYS)
 		print_tiers(r);
 	if (r->stats.f)
 		err = write_stats(r);
@@ -436,20 +397,19 @@ static int run(struct run *r)
 int cmd_run(int argc, char **argv)
 {
 	struct run r = { .begin = now() };
-	int code = parse_options(argc, argv, &r.o);
+	int code = run_options_parse(argc, argv, &r.o);
 
-	if (code)
-		return code;
-	if (run(&r))
+	if (!code && run(&r))
 		code = tool_failed("run");
 	outfile_abort(&r.logits);
 	outfile_abort(&r.stats);
+	kvt_sampler_destroy(r.sampler);
 	ref_engine_free(r.engine);
 	kvt_seq_free(r.seq);
 	kvt_cache_destroy(r.cache);
-	free(r.logits_row);
 	free(r.planes);
 	free(r.ids);
 	ref_model_free(r.model);
+	run_options_free(&r.o);
 	return code;
 }

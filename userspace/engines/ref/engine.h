@@ -89,6 +89,7 @@ struct ref_matrix {
 	uint32_t n, k;
 };
 
+uint64_t ref_matrix_bytes(uint32_t n, uint32_t k); /* of panels */
 int ref_matrix_alloc(struct ref_matrix *m, uint32_t n, uint32_t k);
 void ref_matrix_free(struct ref_matrix *m);
 /* Row @j of W, in and out: [k]. */
@@ -135,12 +136,18 @@ struct ref_model {
 	uint64_t bytes;	   /* of weights in memory */
 };
 
-/* @tokenizer: a file, or NULL for what the model has. */
-int ref_model_load(const char *path, const char *tokenizer, struct ref_model **model);
+struct kvt_weights;
+struct kvt_load_params;
+
+/*
+ * @tokenizer: a file, or NULL for what the model has. @how: runtime/loader.h;
+ * NULL: as is best. -EINVAL also for a tensor that the configuration has no
+ * place for; -ENOMEM before anything is loaded that memory cannot hold.
+ */
+int ref_model_load(const char *path, const char *tokenizer, const struct kvt_load_params *how, struct ref_model **model);
 void ref_model_free(struct ref_model *model);
 
 /* gguf.c: the same from GGUF metadata */
-struct kvt_weights;
 int ref_gguf_config(const struct kvt_weights *w, struct ref_config *config);
 int ref_gguf_tokenizer(const struct kvt_weights *w, const struct ref_config *config, struct ref_tokenizer **tokenizer);
 
@@ -151,20 +158,28 @@ struct ref_engine;
 /* The planes of a cache for @model: layer l has K in plane 2l and V in plane 2l + 1. @planes [2 * layers]. */
 void ref_planes(const struct ref_config *config, enum kvt_codec codec, struct kvt_plane_params *planes);
 
-/*
- * Calls of at most @chunk tokens, of any sequence of @cache, one call at a
- * time. @isa as ref_kernels(). Both stay the caller's.
- */
-int ref_engine_create(const struct ref_model *model, struct kvt_cache *cache, uint32_t chunk, const char *isa,
-		      struct ref_engine **engine);
+struct kvt_gpu;
+
+struct ref_engine_params {
+	const struct ref_model *model; /* model and cache stay the caller's */
+	struct kvt_cache *cache;
+	struct kvt_gpu *gpu; /* what the scratch is allocated from: the CPU must be able to read it. NULL: its own */
+	uint32_t tokens;     /* of a call, at most */
+	uint32_t logits;     /* rows of logits of a call, at most; 0: 1 */
+	const char *isa;     /* as ref_kernels() */
+};
+
+/* All memory is taken here, scratch by one allocation. Calls are for any sequence of the cache, one at a time. */
+int ref_engine_create(const struct ref_engine_params *params, struct ref_engine **engine);
 void ref_engine_free(struct ref_engine *engine);
 
 /*
  * Append @n tokens to @seq and give the logits behind the last @n_logits of
- * them: [n_logits][vocab].
+ * them: [n_logits][vocab], the engine's until the next call. @logits may be
+ * NULL where @n_logits is 0.
  */
 int ref_forward(struct ref_engine *engine, struct kvt_seq *seq, const uint32_t *tokens, uint32_t n, uint32_t n_logits,
-		float *logits);
+		const float **logits);
 
 /* The greatest logit's id, the lowest of equals. */
 uint32_t ref_argmax(const float *logits, uint32_t n);

@@ -8,9 +8,11 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/err.h"
 #include "engines/ref/engine.h"
+#include "runtime/scratch.h"
 
 #define ROWS_A_TASK 8
 #define GEMM_ROWS_A_TASK 96	   /* whole tiles of every kernel */
@@ -20,19 +22,25 @@ struct ref_engine {
 	const struct ref_model *model;
 	struct kvt_cache *cache;
 	const struct ref_kernels *kernels;
-	uint32_t chunk;
-	float *memory;
-	/* [chunk] rows each, in memory */
+	struct kvt_gpu *gpu;
+	bool owns_gpu;
+	uint32_t most_tokens, most_logits;
+	struct kvt_arena *arena;
+	/* scratch, a row for each token of a call: runtime/scratch.h says which is alive when */
+	uint32_t *ids;
 	float *x;	/* [hidden] the residual stream */
-	float *h;	/* [hidden] what a half-layer reads and gives */
+	float *angles;	/* [head_dim / 2] cosines, then sines */
+	float *h;	/* [hidden] what attention reads */
 	float *qkv;	/* [(heads + 2 kv_heads) * head_dim] */
 	float *q;	/* [heads * head_dim], turned */
 	float *attn;	/* [heads * head_dim] */
+	float *h_attn;	/* [hidden] what attention gives, and the half-layer behind it reads */
 	float *gate_up; /* [2 * inter] */
-	float *angles;	/* [head_dim / 2] cosines, then sines */
+	float *h_mlp;	/* [hidden] what that gives */
+	float *h_final; /* [hidden], a row for each row of logits */
+	float *logits;	/* [vocab] */
 	/* of the call under way */
 	const struct ref_layer *layer;
-	const uint32_t *tokens;
 	uint32_t first, n;
 };
 
@@ -53,45 +61,71 @@ static uint32_t qkv_width(const struct ref_config *c)
 	return (c->heads + 2 * c->kv_heads) * c->head_dim;
 }
 
-int ref_engine_create(const struct ref_model *model, struct kvt_cache *cache, uint32_t chunk, const char *isa,
-		      struct ref_engine **engine)
+static int take_scratch(struct ref_engine *e)
 {
-	const struct ref_config *c = &model->config;
-	struct ref_engine *e = calloc(1, sizeof(*e));
-	const uint64_t widths[] = { c->hidden, c->hidden, qkv_width(c), (uint64_t)c->heads * c->head_dim,
-				    (uint64_t)c->heads * c->head_dim, 2ull * c->inter, c->head_dim };
-	float **const buffers[] = { &e->x, &e->h, &e->qkv, &e->q, &e->attn, &e->gate_up, &e->angles };
-	uint64_t row = 0, at = 0;
+	static const struct {
+		uint32_t buffer, step;
+		size_t field;
+	} uses[] = {
+#define USE(name, step) { KVT_SCRATCH_##name, KVT_STEP_##step, offsetof(struct ref_engine, name) }
+		USE(ids, EMBED), USE(x, EMBED), USE(angles, EMBED), USE(h, NORM), USE(qkv, QKV), USE(q, ROPE),
+		USE(attn, ATTEND), USE(h_attn, OUT), USE(gate_up, GATE_UP), USE(h_mlp, DOWN),
+		USE(h_final, FINAL_NORM), USE(logits, HEAD),
+#undef USE
+	};
+	const struct ref_config *c = &e->model->config;
+	const struct kvt_decoder_shape shape = { c->hidden, c->inter, c->heads, c->kv_heads, c->head_dim, c->vocab,
+						 e->most_logits, e->most_tokens };
+	struct kvt_arena_buffer buffers[KVT_DECODER_BUFFERS];
+	const struct kvt_arena_plan plan = kvt_decoder_scratch(&shape, buffers);
+	kvt_dptr address;
+	int err = kvt_arena_create(e->gpu, NULL, &plan, &e->arena);
 
-	for (uint32_t i = 0; i < sizeof(widths) / sizeof(widths[0]); i++)
-		row += widths[i];
+	for (uint32_t i = 0; !err && i < sizeof(uses) / sizeof(uses[0]); i++) {
+		err = kvt_arena_get(e->arena, uses[i].buffer, buffers[uses[i].buffer].bytes, uses[i].step, &address);
+		if (!err)
+			*(void **)((char *)e + uses[i].field) = (void *)(uintptr_t)address;
+	}
+	return err;
+}
+
+int ref_engine_create(const struct ref_engine_params *p, struct ref_engine **engine)
+{
+	struct ref_engine *e = calloc(1, sizeof(*e));
+	int err = 0;
+
 	if (!e)
 		return kvt_fail(-ENOMEM, "no memory for an engine");
-	e->memory = malloc(row * chunk * sizeof(float));
-	if (!e->memory) {
-		free(e);
-		return kvt_fail(-ENOMEM, "no memory for %llu bytes of activations of %u tokens: a smaller --prefill-chunk",
-				(unsigned long long)(row * chunk * sizeof(float)), chunk);
+	e->model = p->model;
+	e->cache = p->cache;
+	e->gpu = p->gpu;
+	e->most_tokens = p->tokens;
+	e->most_logits = p->logits ? p->logits : 1;
+	e->kernels = ref_kernels(p->isa);
+	if (!e->kernels)
+		err = kvt_fail(-EINVAL, "this CPU or build has no %s kernels", p->isa);
+	else if (e->gpu && !e->gpu->host_readable)
+		err = kvt_fail(-EINVAL, "%s: this engine computes on the CPU, which cannot read that memory", e->gpu->description);
+	if (!err && !e->gpu) {
+		err = kvt_gpu_cpu_open(0, &e->gpu);
+		e->owns_gpu = !err;
 	}
-	for (uint32_t i = 0; i < sizeof(widths) / sizeof(widths[0]); at += widths[i++] * chunk)
-		*buffers[i] = e->memory + at;
-	e->model = model;
-	e->cache = cache;
-	e->chunk = chunk;
-	e->kernels = ref_kernels(isa);
-	if (!e->kernels) {
+	if (!err)
+		err = take_scratch(e);
+	if (err)
 		ref_engine_free(e);
-		return kvt_fail(-EINVAL, "this CPU or build has no %s kernels", isa);
-	}
-	*engine = e;
-	return 0;
+	else
+		*engine = e;
+	return err;
 }
 
 void ref_engine_free(struct ref_engine *e)
 {
 	if (!e)
 		return;
-	free(e->memory);
+	kvt_arena_destroy(e->arena);
+	if (e->owns_gpu)
+		e->gpu->ops->close(e->gpu);
 	free(e);
 }
 
@@ -171,7 +205,7 @@ static void row_embed(struct ref_engine *e, uint32_t i)
 	const uint32_t half = c->head_dim / 2;
 	float *angles = e->angles + (size_t)i * c->head_dim;
 
-	ref_matrix_row(&e->model->embed, e->tokens[i], e->x + (size_t)i * c->hidden);
+	ref_matrix_row(&e->model->embed, e->ids[i], e->x + (size_t)i * c->hidden);
 	for (uint32_t j = 0; j < half; j++) {
 		double angle = e->model->frequency[j] * (e->first + i);
 
@@ -180,16 +214,17 @@ static void row_embed(struct ref_engine *e, uint32_t i)
 	}
 }
 
-static void row_norm(struct ref_engine *e, uint32_t i, const float *weight)
+/* @to = norm of row @i of the residual stream */
+static void row_norm(struct ref_engine *e, uint32_t i, const float *weight, float *to)
 {
 	const struct ref_config *c = &e->model->config;
 
-	e->kernels->rmsnorm(e->h + (size_t)i * c->hidden, e->x + (size_t)i * c->hidden, weight, c->hidden, c->eps);
+	e->kernels->rmsnorm(to, e->x + (size_t)i * c->hidden, weight, c->hidden, c->eps);
 }
 
 static void row_before_attention(struct ref_engine *e, uint32_t i)
 {
-	row_norm(e, i, e->layer->attn_norm);
+	row_norm(e, i, e->layer->attn_norm, e->h + (size_t)i * e->model->config.hidden);
 }
 
 static void row_rope(struct ref_engine *e, uint32_t i)
@@ -204,17 +239,20 @@ static void row_rope(struct ref_engine *e, uint32_t i)
 		e->kernels->rope(from, from, angles, c->head_dim / 2);
 }
 
-static void row_add(struct ref_engine *e, uint32_t i)
+static void row_after_attention(struct ref_engine *e, uint32_t i)
+{
+	const uint32_t hidden = e->model->config.hidden;
+	float *h = e->h_attn + (size_t)i * hidden;
+
+	e->kernels->add(e->x + (size_t)i * hidden, h, hidden);
+	row_norm(e, i, e->layer->mlp_norm, h);
+}
+
+static void row_after_mlp(struct ref_engine *e, uint32_t i)
 {
 	const uint32_t hidden = e->model->config.hidden;
 
-	e->kernels->add(e->x + (size_t)i * hidden, e->h + (size_t)i * hidden, hidden);
-}
-
-static void row_after_attention(struct ref_engine *e, uint32_t i)
-{
-	row_add(e, i);
-	row_norm(e, i, e->layer->mlp_norm);
+	e->kernels->add(e->x + (size_t)i * hidden, e->h_mlp + (size_t)i * hidden, hidden);
 }
 
 static void row_swiglu(struct ref_engine *e, uint32_t i)
@@ -259,27 +297,27 @@ static int layer(struct ref_engine *e, struct kvt_seq *seq, uint32_t i)
 	err = attention(e, seq, i);
 	if (err)
 		return err;
-	gemm(e, &e->layer->out, e->attn, (size_t)c->heads * c->head_dim, e->n, e->h);
+	gemm(e, &e->layer->out, e->attn, (size_t)c->heads * c->head_dim, e->n, e->h_attn);
 	each_row(e, row_after_attention);
-	gemm(e, &e->layer->gate_up, e->h, c->hidden, e->n, e->gate_up);
+	gemm(e, &e->layer->gate_up, e->h_attn, c->hidden, e->n, e->gate_up);
 	each_row(e, row_swiglu);
-	gemm(e, &e->layer->down, e->gate_up, 2 * (size_t)c->inter, e->n, e->h);
-	each_row(e, row_add);
+	gemm(e, &e->layer->down, e->gate_up, 2 * (size_t)c->inter, e->n, e->h_mlp);
+	each_row(e, row_after_mlp);
 	return 0;
 }
 
 int ref_forward(struct ref_engine *e, struct kvt_seq *seq, const uint32_t *tokens, uint32_t n, uint32_t n_logits,
-		float *logits)
+		const float **logits)
 {
 	const struct ref_config *c = &e->model->config;
 	const struct ref_matrix *head = c->tied ? &e->model->embed : &e->model->head;
 	int err;
 
 	e->first = kvt_seq_len(seq);
-	e->tokens = tokens;
 	e->n = n;
-	if (!n || n > e->chunk || n_logits > n)
-		return kvt_fail(-EINVAL, "%u tokens with %u logits in a call of at most %u", n, n_logits, e->chunk);
+	if (!n || n > e->most_tokens || n_logits > n || n_logits > e->most_logits)
+		return kvt_fail(-EINVAL, "%u tokens with %u logits in a call of at most %u with %u", n, n_logits, e->most_tokens,
+				e->most_logits);
 	if (n > c->context || e->first > c->context - n)
 		return kvt_fail(-ERANGE, "%u tokens behind %u: the model's context is %u", n, e->first, c->context);
 	for (uint32_t i = 0; i < n; i++)
@@ -288,6 +326,7 @@ int ref_forward(struct ref_engine *e, struct kvt_seq *seq, const uint32_t *token
 	err = kvt_seq_append(seq, tokens, n);
 	if (err)
 		return err;
+	memcpy(e->ids, tokens, n * sizeof(*e->ids));
 	each_row(e, row_embed);
 	for (uint32_t i = 0; !err && i < c->layers; i++)
 		err = layer(e, seq, i);
@@ -295,10 +334,12 @@ int ref_forward(struct ref_engine *e, struct kvt_seq *seq, const uint32_t *token
 		kvt_seq_truncate(seq, e->first);
 		return err;
 	}
-	for (uint32_t i = n - n_logits; i < n; i++)
-		row_norm(e, i, e->model->norm);
-	if (n_logits)
-		gemm(e, head, e->h + (size_t)(n - n_logits) * c->hidden, c->hidden, n_logits, logits);
+	if (!n_logits)
+		return 0;
+	for (uint32_t i = 0; i < n_logits; i++)
+		row_norm(e, n - n_logits + i, e->model->norm, e->h_final + (size_t)i * c->hidden);
+	gemm(e, head, e->h_final, c->hidden, n_logits, e->logits);
+	*logits = e->logits;
 	return 0;
 }
 

@@ -12,9 +12,14 @@ static float *element(const struct ref_matrix *m, uint32_t j, uint32_t i)
 	return m->panels + ((uint64_t)(j / REF_PANEL) * m->k + i) * REF_PANEL + j % REF_PANEL;
 }
 
+uint64_t ref_matrix_bytes(uint32_t n, uint32_t k)
+{
+	return ((uint64_t)n + REF_PANEL - 1) / REF_PANEL * REF_PANEL * k * sizeof(float);
+}
+
 int ref_matrix_alloc(struct ref_matrix *m, uint32_t n, uint32_t k)
 {
-	uint64_t bytes = ((uint64_t)n + REF_PANEL - 1) / REF_PANEL * REF_PANEL * k * sizeof(float);
+	uint64_t bytes = ref_matrix_bytes(n, k);
 
 	*m = (struct ref_matrix){ .n = n, .k = k };
 	m->panels = aligned_alloc(64, bytes);

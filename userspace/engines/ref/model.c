@@ -1,24 +1,33 @@
 // SPDX-License-Identifier: MIT
 /*
- * A model's weights, by the names Hugging Face or GGUF give them, checked
- * against the configuration and packed as floats.
+ * A model's weights, by the names Hugging Face or GGUF give them. All of them
+ * are checked against the configuration before one byte is loaded, and nothing
+ * in the file may be left over: what a configuration does not speak of would
+ * be a model that runs and says something else. Then the loader brings the file
+ * into memory, and each tensor is packed as floats and its bytes given back.
  */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "base/err.h"
 #include "engines/ref/engine.h"
-#include "runtime/weights.h"
+#include "runtime/loader.h"
+
+#define PAGE 4096u
 
 struct names {
+	const char *layer, *layers; /* how a layer's tensors begin, and what says how many there are */
 	const char *embed, *norm, *head, *attn_norm, *mlp_norm, *q, *k, *v, *out, *gate, *up, *down;
 };
 
 static const struct names hugging_face = {
+	.layer = "model.layers.%u.",
+	.layers = "num_hidden_layers",
 	.embed = "model.embed_tokens.weight",
 	.norm = "model.norm.weight",
 	.head = "lm_head.weight",
@@ -34,6 +43,8 @@ static const struct names hugging_face = {
 };
 
 static const struct names gguf = {
+	.layer = "blk.%u.",
+	.layers = "llama.block_count",
 	.embed = "token_embd.weight",
 	.norm = "output_norm.weight",
 	.head = "output.weight",
@@ -53,6 +64,9 @@ struct loader {
 	const struct names *names;
 	struct ref_model *model;
 	uint32_t layer; /* that %u stands for */
+	struct kvt_load_image image; /* empty: tensors are checked and counted, nothing is packed */
+	bool *wanted;	  /* [w->n_tensors] */
+	uint64_t largest; /* bytes of a packed matrix */
 	float *row;
 };
 
@@ -61,6 +75,7 @@ static int find(const struct loader *l, const char *pattern, uint32_t rows, uint
 		const struct kvt_tensor **tensor)
 {
 	const struct kvt_tensor *t;
+	uint32_t block, bytes;
 	char name[96];
 	int err;
 
@@ -71,12 +86,33 @@ static int find(const struct loader *l, const char *pattern, uint32_t rows, uint
 	err = kvt_tensor_decodes(l->w, t);
 	if (err)
 		return err;
-	if (t->rank != (rows ? 2 : 1) || t->shape[t->rank - 1] != columns || (rows && t->shape[0] != rows))
+	kvt_dtype_block(t->dtype, &block, &bytes);
+	if (t->rank != (rows ? 2 : 1) || t->shape[t->rank - 1] != columns || (rows && t->shape[0] != rows) || columns % block)
 		return kvt_fail(-EINVAL, "%s: tensor \"%s\" has %llu dimensions and %llu elements, the configuration wants "
 				"[%u, %u]", l->w->path, name, (unsigned long long)t->rank, (unsigned long long)t->elements,
 				rows ? rows : 1, columns);
+	l->wanted[t - l->w->tensors] = true;
 	*tensor = t;
 	return 0;
+}
+
+/* Row @j of a tensor in memory, as floats. */
+static void decode_row(const struct loader *l, const struct kvt_tensor *t, uint32_t j, uint32_t columns, float *row)
+{
+	const uint64_t bytes = t->bytes / (t->elements / columns);
+	const uint8_t *base = l->image.items[t - l->w->tensors].host;
+
+	kvt_tensor_decode(t->dtype, base + j * bytes, columns, row);
+}
+
+/* A packed tensor's pages are the system's again, so that a model is not in memory twice. */
+static void give_back(const struct loader *l, const struct kvt_tensor *t)
+{
+	const uintptr_t base = (uintptr_t)l->image.items[t - l->w->tensors].host;
+	const uintptr_t begin = (base + PAGE - 1) / PAGE * PAGE, end = (base + t->bytes) / PAGE * PAGE;
+
+	if (begin < end)
+		madvise((void *)begin, end - begin, MADV_DONTNEED);
 }
 
 static int load_vector(struct loader *l, const char *pattern, uint32_t n, float **vector)
@@ -86,11 +122,15 @@ static int load_vector(struct loader *l, const char *pattern, uint32_t n, float 
 
 	if (err)
 		return err;
+	if (!l->image.items) {
+		l->model->bytes += n * sizeof(**vector);
+		return 0;
+	}
 	*vector = malloc(n * sizeof(**vector));
 	if (!*vector)
 		return kvt_fail(-ENOMEM, "no memory for %u floats", n);
-	l->model->bytes += n * sizeof(**vector);
-	return kvt_tensor_read_f32(l->w, t, 0, n, *vector);
+	decode_row(l, t, 0, n, *vector);
+	return 0;
 }
 
 /*
@@ -104,18 +144,14 @@ static uint32_t rotate_half_row(uint32_t j, uint32_t dim)
 }
 
 /* A tensor into rows [first, first + rows) of @m. */
-static int load_rows(struct loader *l, const char *pattern, struct ref_matrix *m, uint32_t first, uint32_t rows,
-		     bool turns)
+static void pack(struct loader *l, const struct kvt_tensor *t, struct ref_matrix *m, uint32_t first, uint32_t rows,
+		 bool turns)
 {
-	const struct kvt_tensor *t;
-	int err = find(l, pattern, rows, m->k, &t);
-
-	for (uint32_t j = 0; !err && j < rows; j++) {
-		err = kvt_tensor_read_f32(l->w, t, (uint64_t)j * m->k, m->k, l->row);
-		if (!err)
-			ref_matrix_set(m, first + (turns ? rotate_half_row(j, l->model->config.head_dim) : j), l->row);
+	for (uint32_t j = 0; j < rows; j++) {
+		decode_row(l, t, j, m->k, l->row);
+		ref_matrix_set(m, first + (turns ? rotate_half_row(j, l->model->config.head_dim) : j), l->row);
 	}
-	return err;
+	give_back(l, t);
 }
 
 struct part {
@@ -127,19 +163,24 @@ struct part {
 /* Tensors one below the other in one matrix. */
 static int load_matrix(struct loader *l, const struct part *parts, uint32_t n_parts, uint32_t k, struct ref_matrix *m)
 {
-	const struct kvt_tensor *t;
+	const struct kvt_tensor *t[3];
 	uint32_t rows = 0, first = 0;
+	uint64_t bytes;
 	int err = 0;
 
-	/* before memory is taken for what the configuration claims */
 	for (uint32_t i = 0; !err && i < n_parts; rows += parts[i++].rows)
-		err = find(l, parts[i].name, parts[i].rows, k, &t);
-	if (!err)
-		err = ref_matrix_alloc(m, rows, k);
+		err = find(l, parts[i].name, parts[i].rows, k, &t[i]);
+	if (err)
+		return err;
+	if (!l->image.items) {
+		bytes = ref_matrix_bytes(rows, k);
+		l->model->bytes += bytes;
+		l->largest = bytes > l->largest ? bytes : l->largest;
+		return 0;
+	}
+	err = ref_matrix_alloc(m, rows, k);
 	for (uint32_t i = 0; !err && i < n_parts; first += parts[i++].rows)
-		err = load_rows(l, parts[i].name, m, first, parts[i].rows, parts[i].turns);
-	if (!err)
-		l->model->bytes += (uint64_t)rows * k * sizeof(float);
+		pack(l, t[i], m, first, parts[i].rows, parts[i].turns);
 	return err;
 }
 
@@ -178,9 +219,19 @@ static int set_frequencies(struct loader *l)
 	const struct ref_config *c = &l->model->config;
 	const uint32_t half = c->head_dim / 2;
 	const struct kvt_tensor *t;
-	double *f = calloc(half, sizeof(*f));
+	const bool stretched = l->names == &gguf && kvt_weights_find(l->w, "rope_freqs.weight");
+	double *f;
 	int err;
 
+	/* GGUF has Llama 3.1's stretch as divisors. */
+	if (stretched) {
+		err = find(l, "rope_freqs.weight", 0, half, &t);
+		if (err)
+			return err;
+	}
+	if (!l->image.items)
+		return 0;
+	f = calloc(half, sizeof(*f));
 	l->model->frequency = f;
 	if (!f)
 		return kvt_fail(-ENOMEM, "no memory for %u frequencies", half);
@@ -196,18 +247,14 @@ static int set_frequencies(struct loader *l)
 			f[i] = (1 - smooth) * f[i] / c->rope_factor + smooth * f[i];
 		}
 	}
-	/* GGUF has Llama 3.1's stretch as divisors. */
-	if (l->names != &gguf || !kvt_weights_find(l->w, "rope_freqs.weight"))
-		return 0;
-	err = find(l, "rope_freqs.weight", 0, half, &t);
-	if (!err)
-		err = kvt_tensor_read_f32(l->w, t, 0, half, l->row);
-	for (uint32_t i = 0; !err && i < half; i++) {
+	if (stretched)
+		decode_row(l, t, 0, half, l->row);
+	for (uint32_t i = 0; stretched && i < half; i++) {
 		if (!(l->row[i] > 0) || !isfinite(l->row[i]))
 			return kvt_fail(-EINVAL, "%s: \"rope_freqs.weight\" has the divisor %g", l->w->path, (double)l->row[i]);
 		f[i] /= (double)l->row[i];
 	}
-	return err;
+	return 0;
 }
 
 static int refuse_biases(const struct kvt_weights *w)
@@ -224,35 +271,93 @@ static int refuse_biases(const struct kvt_weights *w)
 	return 0;
 }
 
-static int load_weights(struct loader *l)
+/* Left over, and known to be of no use here: what some files carry beside their weights. */
+static bool harmless(const struct loader *l, const char *name)
+{
+	const char *dot = strstr(name, ".rotary_emb.inv_freq");
+
+	return (dot && !dot[strlen(".rotary_emb.inv_freq")]) || (l->model->config.tied && !strcmp(name, l->names->head));
+}
+
+static int refuse_strangers(const struct loader *l)
+{
+	const uint32_t layers = l->model->config.layers;
+	char quoted[96];
+	uint32_t layer;
+
+	for (uint32_t i = 0; i < l->w->n_tensors; i++) {
+		const char *name = l->w->tensors[i].name;
+
+		if (l->wanted[i] || harmless(l, name))
+			continue;
+		ref_quote(quoted, sizeof(quoted), name);
+		if (sscanf(name, l->names->layer, &layer) == 1 && layer >= layers)
+			return kvt_fail(-EINVAL, "%s: there is a tensor %s, and \"%s\" is %u: the weights have more layers than "
+					"the configuration", l->w->path, quoted, l->names->layers, layers);
+		return kvt_fail(-EINVAL, "%s: there is a tensor %s, for which a Llama model of this configuration has no use", l->w->path,
+				quoted);
+	}
+	return 0;
+}
+
+static int each_tensor(struct loader *l)
 {
 	struct ref_model *m = l->model;
 	const struct ref_config *c = &m->config;
 	const struct part embed[] = { { l->names->embed, c->vocab, false } };
 	const struct part head[] = { { l->names->head, c->vocab, false } };
-	const uint32_t widest = c->hidden > c->inter ? c->hidden : c->inter;
 	int err;
 
-	l->row = malloc((widest > c->heads * c->head_dim ? widest : c->heads * c->head_dim) * sizeof(*l->row));
-	m->layers = calloc(c->layers, sizeof(*m->layers));
-	if (!l->row || !m->layers)
-		return kvt_fail(-ENOMEM, "no memory for %u layers", c->layers);
-	err = refuse_biases(l->w);
-	if (!err)
-		err = set_frequencies(l);
+	err = set_frequencies(l);
 	if (!err)
 		err = load_matrix(l, embed, 1, c->hidden, &m->embed);
 	if (!err && !c->tied)
 		err = load_matrix(l, head, 1, c->hidden, &m->head);
-	for (; !err && l->layer < c->layers; l->layer++)
+	for (l->layer = 0; !err && l->layer < c->layers; l->layer++)
 		err = load_layer(l, &m->layers[l->layer]);
 	if (!err)
 		err = load_vector(l, l->names->norm, c->hidden, &m->norm);
 	return err;
 }
 
-int ref_model_load(const char *path, const char *tokenizer, struct ref_model **model)
+/*
+ * At the most the file's bytes and the matrix being packed, or all matrices and
+ * the tensors of the last one, are in memory.
+ */
+static int fits(const struct loader *l)
 {
+	const uint64_t file = kvt_load_layout(l->w, NULL, NULL), packed = l->model->bytes;
+
+	return kvt_load_fits((file > packed ? file : packed) + l->largest, NULL);
+}
+
+static int load_weights(struct loader *l, const struct kvt_load_params *how)
+{
+	struct ref_model *m = l->model;
+	const struct ref_config *c = &m->config;
+	const uint32_t widest = c->hidden > c->inter ? c->hidden : c->inter;
+	int err;
+
+	l->row = malloc((widest > c->heads * c->head_dim ? widest : c->heads * c->head_dim) * sizeof(*l->row));
+	l->wanted = calloc((size_t)l->w->n_tensors + 1, sizeof(*l->wanted));
+	m->layers = calloc(c->layers, sizeof(*m->layers));
+	if (!l->row || !l->wanted || !m->layers)
+		return kvt_fail(-ENOMEM, "no memory for %u layers", c->layers);
+	err = refuse_biases(l->w);
+	if (!err)
+		err = each_tensor(l);
+	if (!err)
+		err = refuse_strangers(l);
+	if (!err)
+		err = fits(l);
+	if (!err)
+		err = kvt_load_image(l->w, how, &l->image, NULL);
+	return err ? err : each_tensor(l);
+}
+
+int ref_model_load(const char *path, const char *tokenizer, const struct kvt_load_params *how, struct ref_model **model)
+{
+	static const struct kvt_load_params plain;
 	struct ref_model *m = calloc(1, sizeof(*m));
 	struct kvt_weights *w = NULL;
 	struct loader l = { .model = m };
@@ -288,7 +393,9 @@ int ref_model_load(const char *path, const char *tokenizer, struct ref_model **m
 	if (!err && !m->tokenizer)
 		err = ref_tokenizer_load(tokenizer ? tokenizer : file[0] ? file : NULL, &m->config, &m->tokenizer);
 	if (!err)
-		err = load_weights(&l);
+		err = load_weights(&l, how ? how : &plain);
+	kvt_load_image_free(&l.image);
+	free(l.wanted);
 	free(l.row);
 	kvt_weights_close(w);
 	if (err)
