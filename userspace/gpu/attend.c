@@ -12,6 +12,7 @@
 #define DECODE_ROWS 16	/* query rows of a decode block */
 #define PREFILL_ROWS 64 /* of a prefill block */
 #define HOPPER_ROWS 128
+#define HOPPER_SLOTS 4	 /* kernels/attend_hopper.cu */
 #define PAD 16		   /* bytes behind each row in shared memory: banks */
 #define STAGES_MAX 6	   /* kernels/attend.cuh */
 #define RESERVED 1024	   /* bytes that the driver keeps of each block's shared memory */
@@ -139,6 +140,34 @@ static int prefill(const struct kvt_attend_device *d, const struct kvt_attend_li
 	return 0;
 }
 
+static bool hopper_takes(const struct kvt_attend_device *d, const struct kvt_attend_args *a)
+{
+	bool plain = a->softcap == 0 && !a->slopes && !a->mask && a->scale > 0;
+
+	return d->sm == 90 && plain && a->k_dim == a->v_dim && (a->k_dim == 64 || a->k_dim == 128);
+}
+
+static int hopper(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, struct kvt_attend_args *a,
+		  struct kvt_attend_recipe *r)
+{
+	static const char *const names[2][2] = {
+		{ "hopper_f16_64", "hopper_f16_128" },
+		{ "hopper_bf16_64", "hopper_bf16_128" },
+	};
+	uint64_t units = ((uint64_t)l->tokens * (a->heads / a->kv_heads) / HOPPER_ROWS + a->n_seqs) * a->kv_heads;
+
+	if (!hopper_takes(d, a))
+		return kvt_fail(-EINVAL, "attend: sm_90's own kernels take heads of 64 or 128 elements and plain scores; %u and %u on sm_%u",
+				a->k_dim, a->v_dim, d->sm);
+	*r = (struct kvt_attend_recipe){ .n = 1 };
+	r->step[0] = (struct kvt_attend_step){
+		.function = names[a->codec == KVT_BF16][a->k_dim == 128],
+		.grid = { (uint32_t)(units < d->processors ? units : d->processors), 1, 1 }, .block = { 384, 1, 1 },
+		.shared_bytes = (HOPPER_ROWS + 2 * HOPPER_SLOTS * TILE) * a->k_dim * 2 + OTHER_SHARED,
+	};
+	return 0;
+}
+
 int kvt_attend_recipe_path(const struct kvt_attend_device *d, const struct kvt_attend_limits *l,
 			   enum kvt_attend_path path, struct kvt_attend_args *a, struct kvt_attend_recipe *r)
 {
@@ -146,13 +175,16 @@ int kvt_attend_recipe_path(const struct kvt_attend_device *d, const struct kvt_a
 
 	if (err)
 		return err;
-	return path == KVT_ATTEND_DECODE ? decode(d, l, a, r) : prefill(d, l, a, r);
+	if (path == KVT_ATTEND_AUTO && (uint64_t)l->seq_tokens * (a->heads / a->kv_heads) <= PREFILL_ROWS)
+		path = KVT_ATTEND_DECODE;
+	if (path == KVT_ATTEND_DECODE)
+		return decode(d, l, a, r);
+	return path == KVT_ATTEND_HOPPER || (path == KVT_ATTEND_AUTO && hopper_takes(d, a)) ? hopper(d, l, a, r) :
+											      prefill(d, l, a, r);
 }
 
 int kvt_attend_recipe(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, struct kvt_attend_args *a,
 		      struct kvt_attend_recipe *r)
 {
-	bool few = a->kv_heads && (uint64_t)l->seq_tokens * (a->heads / a->kv_heads) <= PREFILL_ROWS;
-
-	return kvt_attend_recipe_path(d, l, few ? KVT_ATTEND_DECODE : KVT_ATTEND_PREFILL, a, r);
+	return kvt_attend_recipe_path(d, l, KVT_ATTEND_AUTO, a, r);
 }

@@ -76,5 +76,9 @@ const struct kvt_twin_entry kvt_twins[] = {
 	ATTEND(prefill_f16_128, prefill),
 	ATTEND(prefill_bf16_64, prefill),
 	ATTEND(prefill_bf16_128, prefill),
+	ATTEND(hopper_f16_64, prefill),
+	ATTEND(hopper_f16_128, prefill),
+	ATTEND(hopper_bf16_64, prefill),
+	ATTEND(hopper_bf16_128, prefill),
 	{ .module = NULL },
 };

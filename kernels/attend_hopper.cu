@@ -1,0 +1,480 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Attention of many query rows on sm_90a: attend_prefill's arithmetic by wgmma,
+ * which adds as mma.sync does there (tests/gpu compares their bits). A thread
+ * block is two warpgroups of 64 rows each and one that loads. While the tensor
+ * cores multiply a tile's weights, the next tile's are formed. Scores to which
+ * something is added are attend_prefill's.
+ *
+ * Loads are cp.async and not TMA: blocks lie at any address, also in host
+ * memory, and a row's part in shared memory is swizzled.
+ */
+#include "attend.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
+
+#define GROUP_ROWS 64
+#define HOPPER_ROWS (2 * GROUP_ROWS)
+#define LOADERS 128
+#define SLOTS 4 /* tiles of K, and of V, in shared memory; a power of two */
+#define LAG 4	/* loads under way behind the one that is waited for; fewer than 2 * SLOTS */
+
+struct hopper_shared {
+	uint64_t full[2][SLOTS], empty[2][SLOTS]; /* K, V */
+	query_row rows[HOPPER_ROWS];
+	uint32_t before[KVT_ATTEND_SEQS + 1];
+};
+
+/* ---- instructions ---- */
+
+static __device__ __forceinline__ void barrier_init(uint64_t *b, uint32_t count)
+{
+	asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint64_t *b)
+{
+	asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_wait(uint64_t *b, uint32_t parity)
+{
+	asm volatile("{\n"
+		     ".reg .pred p;\n"
+		     "again:\n"
+		     "mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
+		     "@!p bra again;\n"
+		     "}" ::"r"(shared_address(b)), "r"(parity) : "memory");
+}
+
+/* Shared memory as it was written is what the tensor cores will read. */
+static __device__ __forceinline__ void publish(void)
+{
+	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+static __device__ __forceinline__ void group_sync(uint32_t id)
+{
+	asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
+
+static __device__ __forceinline__ void wgmma_begin(void)
+{
+	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void wgmma_commit(void)
+{
+	asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int N> static __device__ __forceinline__ void wgmma_wait(void)
+{
+	asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+/* Registers that a wgmma was working on: nothing that uses them moves up across this. */
+template <int N> static __device__ __forceinline__ void settled(float (&x)[N][4])
+{
+#pragma unroll
+	for (int n = 0; n < N; n++)
+		asm volatile("" : "+f"(x[n][0]), "+f"(x[n][1]), "+f"(x[n][2]), "+f"(x[n][3])::"memory");
+}
+
+/*
+ * A matrix in shared memory: panels of 128-byte rows, the 16-byte pieces of a row
+ * exchanged by the row's number (128-byte swizzle), eight rows 1024 bytes after
+ * the eight before; @panel: bytes between panels, where an operand takes several.
+ */
+static __device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t panel)
+{
+	return (address & 0x3ffff) >> 4 | (uint64_t)(panel >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
+}
+
+static __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t piece)
+{
+	return row * 128 + ((piece ^ row) % 8) * 16;
+}
+
+#define ACC4(x, n) "+f"(x[n][0]), "+f"(x[n][1]), "+f"(x[n][2]), "+f"(x[n][3])
+#define ACC32(x, n) ACC4(x, n), ACC4(x, n + 1), ACC4(x, n + 2), ACC4(x, n + 3), \
+		    ACC4(x, n + 4), ACC4(x, n + 5), ACC4(x, n + 6), ACC4(x, n + 7)
+#define REGISTERS32 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+		    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+#define REGISTERS64 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+		    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+		    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+		    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+
+/* s (+)= q k^T: 64 x 16 times 16 x 64, both from shared memory. */
+template <int CODEC> static __device__ __forceinline__ void wgmma_scores(float (&s)[8][4], uint64_t q, uint64_t k, int more)
+{
+#define SCORES(type) \
+	asm volatile("{\n" \
+		     ".reg .pred p;\n" \
+		     "setp.ne.b32 p, %34, 0;\n" \
+		     "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " REGISTERS32 \
+		     "%32, %33, p, 1, 1, 0, 0;\n" \
+		     "}" : ACC32(s, 0) : "l"(q), "l"(k), "r"(more))
+	if constexpr (CODEC == ROW_F16)
+		SCORES("f16");
+	else
+		SCORES("bf16");
+#undef SCORES
+}
+
+/* o += p v: 64 x 16 times 16 x (64 or 128); p from registers. */
+template <int CODEC> static __device__ __forceinline__ void wgmma_output(float (&o)[8][4], const uint32_t p[4], uint64_t v)
+{
+#define OUTPUT(type) \
+	asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " REGISTERS32 \
+		     "{%32, %33, %34, %35}, %36, 1, 1, 1, 1;" \
+		     : ACC32(o, 0) : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v))
+	if constexpr (CODEC == ROW_F16)
+		OUTPUT("f16");
+	else
+		OUTPUT("bf16");
+#undef OUTPUT
+}
+
+template <int CODEC> static __device__ __forceinline__ void wgmma_output(float (&o)[16][4], const uint32_t p[4], uint64_t v)
+{
+#define OUTPUT(type) \
+	asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " REGISTERS64 \
+		     "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;" \
+		     : ACC32(o, 0), ACC32(o, 8) : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v))
+	if constexpr (CODEC == ROW_F16)
+		OUTPUT("f16");
+	else
+		OUTPUT("bf16");
+#undef OUTPUT
+}
+
+/* ---- work ---- */
+
+struct unit {
+	sequence s;
+	uint32_t seq, kv_head, row0, all_rows;
+	uint32_t from, to, tile0, tiles; /* what any of its rows sees */
+};
+
+static __device__ __forceinline__ unit get_unit(const attend_args &a, const uint32_t *before, uint32_t index)
+{
+	const uint32_t group = a.heads / a.kv_heads;
+	uint32_t local, row_blocks;
+	unit u;
+
+	u.seq = find_unit(before, a.n_seqs, index);
+	u.s = get_sequence(a, u.seq);
+	local = index - before[u.seq];
+	u.all_rows = u.s.n * group;
+	row_blocks = (u.all_rows + HOPPER_ROWS - 1) / HOPPER_ROWS;
+	u.kv_head = local % a.kv_heads;
+	u.row0 = (row_blocks - 1 - local / a.kv_heads) * HOPPER_ROWS; /* rows that see most are taken first */
+	u.from = sees_from(a, u.s, u.row0 / group);
+	u.to = sees_to(a, u.s, (min(u.row0 + HOPPER_ROWS, u.all_rows) - 1) / group);
+	u.tile0 = u.from / TILE;
+	u.tiles = u.from < u.to ? (u.to - 1) / TILE + 1 - u.tile0 : 0;
+	return u;
+}
+
+/* The block's @round-th unit: there and back, so that each block gets long and short ones. */
+static __device__ __forceinline__ uint32_t unit_of(uint32_t round)
+{
+	return round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+}
+
+/* ---- the loading warpgroup ---- */
+
+template <int DIM> static __device__ __forceinline__ void load_units(const attend_args &a, hopper_shared &sh, uint32_t slots0)
+{
+	const uint32_t thread = threadIdx.x % LOADERS, lane = threadIdx.x % 32;
+	const uint32_t pieces = DIM / 8, piece = thread % pieces, row = thread / pieces, step = LOADERS / pieces;
+	const uint32_t dst0 = piece / 8 * (TILE * 128) + swizzled(row, piece); /* step is 8 or 16: the swizzle stays */
+	uint32_t loads = 0, arrived = 0; /* K's and V's in turn */
+
+	auto arrive = [&]() {
+		barrier_arrive(&sh.full[arrived % 2][arrived / 2 % SLOTS]);
+		arrived++;
+	};
+
+	for (uint32_t round = 0; unit_of(round) < sh.before[a.n_seqs]; round++) {
+		const unit u = get_unit(a, sh.before, unit_of(round));
+		const uint64_t k_table = a.k_blocks + (uint64_t)u.seq * a.table_stride * 8;
+		const uint64_t v_table = a.v_blocks + (uint64_t)u.seq * a.table_stride * 8;
+		uint64_t k_rows = 0, v_rows = 0; /* of the lane's 16 positions in a split */
+		uint32_t split = ~0u;
+
+		for (uint32_t t = u.tile0; t < u.tile0 + u.tiles; t++) {
+			if (t * TILE / SPLIT != split) {
+				const uint32_t position = (split = t * TILE / SPLIT) * SPLIT + lane * 16;
+				const bool seen = position < u.to && position + 16 > u.from;
+
+				k_rows = seen ? find_rows(k_table, a.k_block_rows, a.k_row_bytes, u.kv_head * DIM * 2, position) : 0;
+				v_rows = seen ? find_rows(v_table, a.v_block_rows, a.v_row_bytes, u.kv_head * DIM * 2, position) : 0;
+			}
+#pragma unroll
+			for (int which = 0; which < 2; which++) {
+				const uint32_t slot = loads / 2 % SLOTS, row_bytes = which ? a.v_row_bytes : a.k_row_bytes;
+				const uint32_t dst = slots0 + (which * SLOTS + slot) * (TILE * DIM * 2) + dst0;
+
+				barrier_wait(&sh.empty[which][slot], (loads / 2 / SLOTS + 1) % 2);
+#pragma unroll
+				for (int i = 0; i < TILE / (LOADERS / (DIM / 8)); i++) {
+					const uint32_t r = row + i * step, position = t * TILE + r;
+					const uint64_t base = __shfl_sync(0xffffffffu, which ? v_rows : k_rows,
+									  t % (SPLIT / TILE) * 4 + i * step / 16);
+					const bool there = base && position >= u.from && position < u.to;
+
+					copy16(dst + i * step * 128, there ? base + r % 16 * row_bytes + piece * 16 : a.q, there);
+				}
+				copy_commit();
+				if (++loads - arrived > LAG) {
+					copy_wait(LAG);
+					publish();
+					arrive();
+				}
+			}
+		}
+		copy_wait(0);
+		publish();
+		while (arrived < loads)
+			arrive();
+	}
+}
+
+/* ---- a computing warpgroup ---- */
+
+template <int CODEC, int DIM> static __device__ __forceinline__ void group_queries(const attend_args &a, const unit &u, uint32_t row0,
+										   uint8_t *dst)
+{
+	const uint32_t group = a.heads / a.kv_heads, size = a.q_type == ROW_F32 ? 4 : 2;
+
+	for (uint32_t i = threadIdx.x % 128; i < GROUP_ROWS * (DIM / 8); i += 128) {
+		const uint32_t r = i / (DIM / 8), piece = i % (DIM / 8);
+		const uint32_t token = (row0 + r) / group, head = u.kv_head * group + (row0 + r) % group;
+		const uint64_t at = a.q + (uint64_t)(u.s.token + token) * a.q_stride + ((uint64_t)head * DIM + piece * 8) * size;
+		uint4 x = make_uint4(0, 0, 0, 0);
+
+		if (token < u.s.n && a.q_type == CODEC)
+			x = *array<uint4>(at);
+		else if (token < u.s.n)
+			x = make_uint4(pair<CODEC>(load_float(at, 0, a.q_type), load_float(at, 1, a.q_type)),
+				       pair<CODEC>(load_float(at, 2, a.q_type), load_float(at, 3, a.q_type)),
+				       pair<CODEC>(load_float(at, 4, a.q_type), load_float(at, 5, a.q_type)),
+				       pair<CODEC>(load_float(at, 6, a.q_type), load_float(at, 7, a.q_type)));
+		*reinterpret_cast<uint4 *>(dst + piece / 8 * (HOPPER_ROWS * 128) + swizzled(r, piece)) = x;
+	}
+}
+
+template <int CODEC, int DIM> static __device__ __forceinline__ void compute_units(const attend_args &a, hopper_shared &sh,
+										   uint8_t *queries, uint32_t slots0)
+{
+	const uint32_t wg = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+	const uint32_t group = a.heads / a.kv_heads, tile_bytes = TILE * DIM * 2;
+	const uint32_t q_at = shared_address(queries) + wg * (GROUP_ROWS * 128);
+	const float c = exponent_unit(a);
+	uint32_t k_used = 0, v_used = 0; /* tiles, of all units */
+
+	auto k_wait = [&]() { barrier_wait(&sh.full[0][k_used % SLOTS], k_used / SLOTS % 2); };
+	auto v_wait = [&]() { barrier_wait(&sh.full[1][v_used % SLOTS], v_used / SLOTS % 2); };
+	auto k_free = [&]() {
+		if (lane == 0)
+			barrier_arrive(&sh.empty[0][k_used % SLOTS]);
+		k_used++;
+	};
+	auto v_free = [&]() {
+		if (lane == 0)
+			barrier_arrive(&sh.empty[1][v_used % SLOTS]);
+		v_used++;
+	};
+
+	for (uint32_t round = 0; unit_of(round) < sh.before[a.n_seqs]; round++) {
+		const unit u = get_unit(a, sh.before, unit_of(round));
+		const uint32_t row0 = u.row0 + wg * GROUP_ROWS, end = min(row0 + GROUP_ROWS, u.all_rows);
+		const uint32_t token0 = row0 / group, token1 = end > row0 ? (end - 1) / group : token0;
+		const uint32_t from = sees_from(a, u.s, token0), to = end > row0 ? sees_to(a, u.s, token1) : from;
+		/* of the unit's tiles, those that this group's rows see */
+		const uint32_t first = from < to ? from / TILE - u.tile0 : u.tiles;
+		const uint32_t last = from < to ? (to - 1) / TILE + 1 - u.tile0 : u.tiles;
+		const uint32_t whole_from = sees_from(a, u.s, token1), whole_to = sees_to(a, u.s, token0);
+		float acc[DIM / 8][4] = {}, run[DIM / 8][4] = {}, score[TILE / 8][4], scale[2];
+		float max[2] = { -INF, -INF }, sum[2] = {}, run_max[2] = { -INF, -INF }, run_sum[2] = {};
+		float split_max[2], split_sum[2];
+		uint32_t weights[TILE / 16][4];
+
+		auto pass = [&](uint32_t n) { /* tiles that the other group alone sees */
+			for (uint32_t t = 0; t < n; t++) {
+				k_wait();
+				k_free();
+				v_wait();
+				v_free();
+			}
+		};
+		auto scores = [&]() { /* begin S = Q K^T of the next tile of K */
+			const uint64_t k = descriptor(slots0 + k_used % SLOTS * tile_bytes, 0), q = descriptor(q_at, 0);
+
+			k_wait();
+			wgmma_begin();
+#pragma unroll
+			for (int d = 0; d < DIM / 16; d++)
+				wgmma_scores<CODEC>(score, q + (d / 4 * (HOPPER_ROWS * 128) + d % 4 * 32) / 16,
+						    k + (d / 4 * (TILE * 128) + d % 4 * 32) / 16, d > 0);
+			wgmma_commit();
+		};
+		auto output = [&]() { /* begin O += P V of the next tile of V */
+			const uint64_t v = descriptor(slots0 + (SLOTS + v_used % SLOTS) * tile_bytes, TILE * 128);
+
+			v_wait();
+			wgmma_begin();
+#pragma unroll
+			for (int p = 0; p < TILE / 16; p++)
+				wgmma_output<CODEC>(acc, weights[p], v + p * 128);
+			wgmma_commit();
+		};
+		auto weigh_tile = [&](uint32_t t) {
+			const uint32_t position = (u.tile0 + t) * TILE;
+
+			if (position < whole_from || position + TILE > whole_to) {
+				const query_row *row = &sh.rows[wg * GROUP_ROWS + warp * 16 + lane / 4], *two[2] = { row, row + 8 };
+
+#pragma unroll
+				for (int n = 0; n < TILE / 8; n++)
+					look(a, two, false, score[n], position + n * 8 + lane % 4 * 2);
+			}
+			soften(score, max, sum, scale, c);
+		};
+		auto pack = [&]() {
+#pragma unroll
+			for (int p = 0; p < TILE / 16; p++)
+#pragma unroll
+				for (int e = 0; e < 4; e++)
+					weights[p][e] = pair<CODEC>(score[2 * p + e / 2][e % 2 * 2], score[2 * p + e / 2][e % 2 * 2 + 1]);
+		};
+		auto merge = [&](const float m[2], const float l[2]) {
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				float old_weight, part_weight;
+
+				weigh(&run_max[i], m[i], c, &old_weight, &part_weight);
+				run_sum[i] = merged_sum(run_sum[i], old_weight, row_sum(l[i]), part_weight);
+#pragma unroll
+				for (int n = 0; n < DIM / 8; n++)
+#pragma unroll
+					for (int e = 2 * i; e < 2 * i + 2; e++) {
+						run[n][e] = merged(run[n][e], old_weight, acc[n][e], part_weight);
+						acc[n][e] = 0;
+					}
+			}
+		};
+
+		group_sync(1 + wg); /* everybody is done with the last unit's queries and rows */
+		if (threadIdx.x % 128 < GROUP_ROWS)
+			sh.rows[wg * GROUP_ROWS + threadIdx.x % 128] = get_row(a, u.s, row0 + threadIdx.x % 128, u.kv_head);
+		group_queries<CODEC, DIM>(a, u, row0, queries + wg * (GROUP_ROWS * 128));
+		publish();
+		group_sync(1 + wg);
+
+		pass(first);
+		if (first < last) {
+			scores();
+			wgmma_wait<0>();
+			settled(score);
+			k_free();
+			weigh_tile(first);
+			pack();
+		}
+		for (uint32_t t = first + 1; t < last; t++) {
+			const bool next_split = (u.tile0 + t) % (SPLIT / TILE) == 0;
+
+			scores();
+			output();
+			wgmma_wait<1>();
+			settled(score);
+			k_free();
+			if (next_split) {
+#pragma unroll
+				for (int i = 0; i < 2; i++) {
+					split_max[i] = max[i];
+					split_sum[i] = sum[i];
+					max[i] = -INF;
+					sum[i] = 0;
+				}
+			}
+			weigh_tile(t);
+			wgmma_wait<0>();
+			settled(acc);
+			v_free();
+			if (next_split) {
+				merge(split_max, split_sum);
+			} else {
+#pragma unroll
+				for (int n = 0; n < DIM / 8; n++)
+#pragma unroll
+					for (int e = 0; e < 4; e++)
+						acc[n][e] = __fmul_rn(acc[n][e], scale[e / 2]);
+			}
+			pack();
+		}
+		if (first < last) {
+			output();
+			wgmma_wait<0>();
+			settled(acc);
+			v_free();
+			merge(max, sum);
+		}
+		pass(u.tiles - last);
+
+#pragma unroll
+		for (int i = 0; i < 2; i++) {
+			const uint32_t row = row0 + warp * 16 + lane / 4 + 8 * i, head = u.kv_head * group + row % group;
+			float weight;
+
+			if (row >= u.all_rows)
+				continue;
+			weight = final_weight(a, head, run_max[i], run_sum[i], c);
+#pragma unroll
+			for (int n = 0; n < DIM / 8; n++)
+				store_output2(a, u.s.token + row / group, (uint64_t)head * DIM + n * 8 + lane % 4 * 2,
+					      output_bits(run[n][2 * i], weight), output_bits(run[n][2 * i + 1], weight));
+		}
+	}
+}
+
+template <int CODEC, int DIM> static __device__ __forceinline__ void hopper(const attend_args &a)
+{
+	uint8_t *queries = attend_memory; /* swizzled: begins at a multiple of 1024 */
+	const uint32_t group = a.heads / a.kv_heads, slots0 = shared_address(queries) + HOPPER_ROWS * DIM * 2;
+	hopper_shared &sh = *reinterpret_cast<hopper_shared *>(queries + (HOPPER_ROWS + 2 * SLOTS * TILE) * DIM * 2);
+
+	if (threadIdx.x < 2 * SLOTS) {
+		barrier_init(&sh.full[0][threadIdx.x], LOADERS);
+		barrier_init(&sh.empty[0][threadIdx.x], 8); /* warps that compute */
+	}
+	count_units(sh.before, a.n_seqs, [&](uint32_t i) {
+		return (get_sequence(a, i).n * group + HOPPER_ROWS - 1) / HOPPER_ROWS * a.kv_heads;
+	});
+	if (threadIdx.x >= 256) {
+		asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+		load_units<DIM>(a, sh, slots0);
+	} else {
+		asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+		compute_units<CODEC, DIM>(a, sh, queries, slots0);
+	}
+}
+#else
+template <int CODEC, int DIM> static __device__ __forceinline__ void hopper(const attend_args &)
+{
+}
+#endif
+
+#define HOPPER(name, codec, dim) \
+	extern "C" __global__ void __launch_bounds__(384, 1) attend_hopper_##name(const attend_args a) \
+	{ \
+		hopper<codec, dim>(a); \
+	}
+
+HOPPER(f16_64, ROW_F16, 64)
+HOPPER(f16_128, ROW_F16, 128)
+HOPPER(bf16_64, ROW_BF16, 64)
+HOPPER(bf16_128, ROW_BF16, 128)
