@@ -71,10 +71,13 @@ enum kvt_tier { KVT_TIER_GPU, KVT_TIER_PINNED, KVT_TIER_RAM, KVT_TIER_DISK, KVT_
 /* "gpu", "pinned", "ram", "disk"; NULL for another number. */
 const char *kvt_tier_name(enum kvt_tier tier);
 
-/* How a row's elements are stored. */
-enum kvt_codec { KVT_F32, KVT_F16, KVT_BF16, KVT_CODECS };
+/*
+ * How a row's elements are stored. q8_0 and q4_0 are ggml's: groups of 32
+ * elements with one f16 scale, 34 and 18 bytes; head_dim is a multiple of 32.
+ */
+enum kvt_codec { KVT_F32, KVT_F16, KVT_BF16, KVT_Q8_0, KVT_Q4_0, KVT_CODECS };
 
-/* "f32", "f16", "bf16"; NULL for another number. */
+/* "f32", "f16", "bf16", "q8_0", "q4_0"; NULL for another number. */
 const char *kvt_codec_name(enum kvt_codec codec);
 
 enum kvt_host_kind { KVT_HOST_AUTO, KVT_HOST_USER, KVT_HOST_MODULE };

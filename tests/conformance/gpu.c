@@ -730,8 +730,8 @@ CASE(append_encodes_as_the_cpu_does)
 	void *host_in;
 
 	OK(g->ops->host_alloc(g, sizeof(in), &host_in));
-	for (uint32_t st = 0; st < KVT_CODECS; st++)
-		for (uint32_t dt = 0; dt < KVT_CODECS; dt++)
+	for (uint32_t st = 0; st <= KVT_BF16; st++)
+		for (uint32_t dt = 0; dt <= KVT_BF16; dt++)
 			for (int on_host = 0; on_host < 2; on_host++) {
 				uint64_t row = kvt_codec_bytes(dt, ELEMENTS);
 				struct kvt_append_args a = {

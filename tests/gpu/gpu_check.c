@@ -431,8 +431,8 @@ static void check_all(void)
 			for (int i = 0; i < 6; i++, cases++)
 				check_copy(copies[k], i ? offsets[rnd() % 6] : 0, i ? offsets[rnd() % 6] : 0,
 					   where == 1, where == 2, i % 2);
-	for (uint32_t st = 0; st < KVT_CODECS; st++)
-		for (uint32_t dt = 0; dt < KVT_CODECS; dt++)
+	for (uint32_t st = 0; st <= KVT_BF16; st++)
+		for (uint32_t dt = 0; dt <= KVT_BF16; dt++)
 			for (int i = 0; i < 4; i++, cases++)
 				check_append(st, dt, i == 1 ? 37 : 128 << i, i == 2 ? 4 : 0, i == 3);
 	printf("%d cases, %d failures\n", cases, failures);

@@ -100,7 +100,7 @@ START_TEST(normal_rows)
 	const struct kvt_attn_kernels *kernels = kvt_attn_kernels(NULL);
 	struct attn_reference *ref = malloc(sizeof(*ref));
 
-	for (uint32_t codec = 0; codec < KVT_CODECS; codec++) {
+	for (uint32_t codec = 0; codec <= KVT_BF16; codec++) {
 		double most = 0;
 
 		for (unsigned k = 0; k < sizeof(dims) / sizeof(*dims); k++) {

@@ -19,7 +19,7 @@ const char *kvt_tier_name(enum kvt_tier tier)
 
 const char *kvt_codec_name(enum kvt_codec codec)
 {
-	static const char *const names[KVT_CODECS] = { "f32", "f16", "bf16" };
+	static const char *const names[KVT_CODECS] = { "f32", "f16", "bf16", "q8_0", "q4_0" };
 
 	return (unsigned int)codec < KVT_CODECS ? names[codec] : NULL;
 }

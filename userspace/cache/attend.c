@@ -6,6 +6,7 @@
 #include "base/err.h"
 #include "base/params.h"
 #include "cache/cache.h"
+#include "codec/codec.h"
 
 static int check_attn(struct kvt_cache *c, const struct kvt_attn *a, bool raw, struct kvt_attend_call *call)
 {
@@ -18,6 +19,9 @@ static int check_attn(struct kvt_cache *c, const struct kvt_attn *a, bool raw, s
 	if (!k->rows != !raw || !v->rows != !raw)
 		return kvt_fail(-EINVAL, "attention: planes %u and %u must both be %s planes", a->k_plane, a->v_plane,
 				raw ? "raw" : "sequence");
+	if (kvt_codec_group(k->geom.codec) > 1 || kvt_codec_group(v->geom.codec) > 1)
+		return kvt_fail(-EINVAL, "attention: K is %s and V %s: f32, f16 or bf16 expected",
+				kvt_codec_name(k->geom.codec), kvt_codec_name(v->geom.codec));
 	if (k->heads != v->heads)
 		return kvt_fail(-EINVAL, "attention: K has %u heads and V has %u", k->heads, v->heads);
 	if (k->head_dim < 8 || k->head_dim > KVT_HEAD_MAX || v->head_dim < 8 || v->head_dim > KVT_HEAD_MAX)

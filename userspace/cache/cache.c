@@ -26,9 +26,10 @@
 
 /* ---- parameters ---- */
 
-static int check_plane(const struct kvt_plane_params *p, uint32_t i, uint64_t block_bytes, struct kvt_plane *plane)
+static int check_plane(const struct kvt_plane_params *p, uint32_t i, const struct kvt_cache_params *cache,
+		       struct kvt_plane *plane)
 {
-	uint64_t elems, row;
+	uint64_t elems, row, block_bytes = cache->block_bytes;
 
 	if (p->codec >= KVT_CODECS)
 		return kvt_fail(-EINVAL, "plane %u: codec %u is unknown", i, p->codec);
@@ -40,6 +41,12 @@ static int check_plane(const struct kvt_plane_params *p, uint32_t i, uint64_t bl
 		return kvt_fail(-EINVAL, "plane %u: reserved is %u, not 0", i, p->reserved);
 	if (p->rows > 1ull << 40)
 		return kvt_fail(-EINVAL, "plane %u: %llu rows, 2^40 at most", i, (unsigned long long)p->rows);
+	if (p->head_dim % kvt_codec_group(p->codec))
+		return kvt_fail(-EINVAL, "plane %u: head_dim %u: %s encodes %u elements together: a multiple of them expected, or another codec",
+				i, p->head_dim, kvt_codec_name(p->codec), kvt_codec_group(p->codec));
+	if (kvt_codec_group(p->codec) > 1 && cache->gpu_bytes)
+		return kvt_fail(-EINVAL, "plane %u: the gpu tier has no kernels for %s yet: gpu_bytes 0, or f16",
+				i, kvt_codec_name(p->codec));
 	elems = (uint64_t)p->heads * p->head_dim;
 	row = kvt_codec_bytes(p->codec, elems);
 	if (row > block_bytes)
@@ -150,7 +157,7 @@ static int plan_planes(struct plan *plan)
 		ret = kvt_params_copy(&one, sizeof(one), 32, (const uint8_t *)p->planes + (uint64_t)i * p->planes[0].size,
 				      "plane");
 		if (!ret)
-			ret = check_plane(&one, i, p->block_bytes, plane);
+			ret = check_plane(&one, i, p, plane);
 		if (ret)
 			return ret;
 		len = ((one.rows ? one.rows : p->max_tokens) + plane->geom.block_rows - 1) / plane->geom.block_rows;

@@ -10,13 +10,16 @@
 
 int kvt_rows_check(const struct kvt_plane *plane, const struct kvt_rows *rows, struct kvt_rows *checked)
 {
-	uint64_t row = rows && rows->type == KVT_ENCODED ? plane->geom.row_bytes :
-		       rows ? kvt_codec_bytes(rows->type, plane->geom.elems) : 0;
+	uint64_t row;
 
 	if (!rows || !rows->data)
 		return kvt_fail(-EINVAL, "rows: no data");
-	if (!row)
+	if (rows->type != KVT_ENCODED && !kvt_codec_group(rows->type))
 		return kvt_fail(-EINVAL, "rows: type %u is not a codec", rows->type);
+	if (rows->type != KVT_ENCODED && rows->type != plane->geom.codec && kvt_codec_group(rows->type) > 1)
+		return kvt_fail(-EINVAL, "rows: %s rows are for %s planes, this one is %s: f32, f16 or bf16 expected",
+				kvt_codec_name(rows->type), kvt_codec_name(rows->type), kvt_codec_name(plane->geom.codec));
+	row = rows->type == KVT_ENCODED ? plane->geom.row_bytes : kvt_codec_bytes(rows->type, plane->geom.elems);
 	if (rows->stride && rows->stride < row)
 		return kvt_fail(-EINVAL, "rows: stride is %llu bytes, a row takes %llu", (unsigned long long)rows->stride,
 				(unsigned long long)row);

@@ -2,6 +2,7 @@
 /* Sizes, and which variant of the conversions and of the digest this machine runs. */
 #include "codec/codec.h"
 
+#include "base/fpenv.h"
 #include "codec/internal.h"
 
 kvt_codec_convert_fn *const kvt_codec_converts[KVT_ISAS] = KVT_ISA_TABLE(kvt_codec_convert);
@@ -16,16 +17,31 @@ __attribute__((constructor)) static void choose(void)
 	digest = kvt_rows_digests[kvt_isa_best()];
 }
 
+uint32_t kvt_codec_group(uint32_t codec)
+{
+	static const uint8_t group[KVT_CODECS] = { 1, 1, 1, KVT_GROUP, KVT_GROUP };
+
+	return codec < KVT_CODECS ? group[codec] : 0;
+}
+
 uint64_t kvt_codec_bytes(uint32_t codec, uint64_t n)
 {
-	static const uint8_t bytes[KVT_CODECS] = { [KVT_F32] = 4, [KVT_F16] = 2, [KVT_BF16] = 2 };
+	static const uint8_t bytes[KVT_CODECS] = { 4, 2, 2, 34, 18 };
 
-	return codec < KVT_CODECS ? bytes[codec] * n : 0;
+	return codec < KVT_CODECS ? n / kvt_codec_group(codec) * bytes[codec] : 0;
 }
 
 void kvt_codec_convert(void *dst, uint32_t dst_type, const void *src, uint32_t src_type, uint64_t n)
 {
+	kvt_fpenv_t env;
+
+	if (dst_type == src_type || (kvt_codec_group(dst_type) == 1 && kvt_codec_group(src_type) == 1)) {
+		convert(dst, dst_type, src, src_type, n);
+		return;
+	}
+	env = kvt_fpenv_enter(); /* quantising computes */
 	convert(dst, dst_type, src, src_type, n);
+	kvt_fpenv_leave(env);
 }
 
 uint64_t kvt_rows_digest(uint32_t first, uint32_t n, const void *rows, uint32_t row_bytes)

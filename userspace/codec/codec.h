@@ -6,6 +6,11 @@
  * NaN (quieted, top payload bits kept, as F16C and ARM do; widening bf16 is a
  * shift and keeps even a signalling one), overflow is inf. Every instruction
  * set gives the same bits, whatever rounding and denormal modes the caller set.
+ *
+ * q8_0 and q4_0 are encoded byte for byte as ggml's reference quantisers do,
+ * where those are defined. Where they are not: a group with a NaN or an
+ * infinity becomes all NaN (scale 0x7e00, codes 0), and a group whose largest
+ * element is too small for 1 / scale to be finite becomes zeros. Decoding is exact.
  */
 #ifndef KVT_CODEC_CODEC_H
 #define KVT_CODEC_CODEC_H
@@ -13,6 +18,9 @@
 #include <stdint.h>
 
 #include "kvtier.h"
+
+/* Elements that are encoded together: @n below is a multiple of it. 0 for an unknown codec. */
+uint32_t kvt_codec_group(uint32_t codec);
 
 /* Bytes of @n elements; 0 for an unknown codec. */
 uint64_t kvt_codec_bytes(uint32_t codec, uint64_t n);

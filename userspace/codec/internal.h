@@ -7,6 +7,9 @@
 
 #include "base/cpu.h"
 
+#define KVT_GROUP 32 /* elements that share a scale */
+
+/* In q8_0's and q4_0's conversions denormals are kept and rounding is to nearest: the caller's to see to. */
 typedef void kvt_codec_convert_fn(void *dst, uint32_t dst_type, const void *src, uint32_t src_type, uint64_t n);
 typedef uint64_t kvt_rows_digest_fn(uint32_t first, uint32_t n, const void *rows, uint32_t row_bytes);
 

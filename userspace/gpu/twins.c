@@ -48,7 +48,7 @@ static int block_append(struct kvt_dim3 grid, struct kvt_dim3 block, void *const
 	const uint32_t *rows = AT(a->rows);
 
 	(void)grid, (void)block;
-	if (a->src_type >= KVT_CODECS || a->dst_type >= KVT_CODECS)
+	if (a->src_type > KVT_BF16 || a->dst_type > KVT_BF16)
 		return kvt_fail(-EINVAL, "append: no codec %u or %u", a->src_type, a->dst_type);
 	for (uint32_t i = 0; i < a->n; i++)
 		kvt_codec_convert(AT(blocks[i] + rows[i] * row_bytes), a->dst_type, AT(a->src + i * a->src_stride),
