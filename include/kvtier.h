@@ -27,8 +27,8 @@
  *
  * Exactness: an attention output row is a function of its query row, the
  * encoded rows it may see in position order, mask, scale, bias and codec. It
- * does not depend on tiers, budgets, block size, threads, instruction set, or
- * how the prompt was cut into calls.
+ * does not depend on tiers, budgets, block size, threads, instruction set,
+ * how the prompt was cut into calls, or whether an earlier request computed it.
  */
 #ifndef KVTIER_H
 #define KVTIER_H
@@ -130,7 +130,18 @@ struct kvt_cache_params {
 	int32_t numa_node;	 /* node + 1 for host frames; 0: wherever */
 	uint32_t reserved;
 	uint64_t writeback_bytes_per_s; /* cap of background write-back; 0: none. An eviction that waits is not held back */
+	uint64_t prefix_bytes;	 /* of @ram_bytes, for the prefix tree's bookkeeping: kvt_prefix_bytes(); 0: no tree */
+	uint32_t prefix_tokens;	 /* tokens of a chunk: a multiple of every sequence plane's block rows; 0: the least one */
+	uint32_t snapshots;	 /* recurrent-state snapshots that the tree may hold; 0: none */
+	uint32_t session_snapshots; /* the most of them for one session; 0: no such limit */
+	uint32_t reserved2;
+	uint64_t snapshot_bytes; /* the largest state */
+	const char *store_dir;	 /* the disk tier lives in this directory and outlives the process; needs @prefix_bytes */
+	const void *store_model; /* [KVT_FINGERPRINT] of the model whose rows these are; with @store_dir */
+	uint64_t store_rotation; /* names what is done to rows before they are encoded (rotation, rope); 0: nothing */
 };
+
+#define KVT_FINGERPRINT 32 /* bytes that stand for a model's weights: a digest of them */
 
 /*
  * Create a cache; everything it will ever need is allocated here.
@@ -138,6 +149,9 @@ struct kvt_cache_params {
  * geometry needs (the message says how much would do), or above physical
  * memory; -ENOENT, -EROFS, -ENOSPC, -EACCES: @disk_dir; -ENODEV: no such
  * backend. @params and what it points to are not kept.
+ * With @store_dir, also: -EBUSY: another process, or another cache of this one, has it open;
+ * -EMEDIUMTYPE: it was written with another geometry, codec, rotation, model or format (named);
+ * -EUCLEAN: its superblock is damaged.
  */
 int kvt_cache_create(const struct kvt_cache_params *params, struct kvt_cache **cache);
 
@@ -156,7 +170,7 @@ int64_t kvt_plane_block_rows(const struct kvt_cache *cache, uint32_t plane);
 /* Bytes of an encoded row of @plane, or -EINVAL. */
 int64_t kvt_plane_row_bytes(const struct kvt_cache *cache, uint32_t plane);
 
-/* Write back all dirty blocks and wait. -ENOSPC: there is no room on disk, or no disk tier; -EIO; -EBUSY: some are borrowed. */
+/* Write back all dirty blocks and wait; with @store_dir, also write down what is where. -ENOSPC: there is no room on disk, or no disk tier; -EIO; -EBUSY: some are borrowed. */
 int kvt_cache_flush(struct kvt_cache *cache);
 
 /*
@@ -306,6 +320,106 @@ struct kvt_attn_mask {
 
 /* As kvt_attend() over raw planes. KVT_ATTN_CAUSAL and a window are -EINVAL: the mask says what is seen. */
 int kvt_attend_mask(struct kvt_cache *cache, const struct kvt_attn *attn, const struct kvt_attn_mask *mask);
+
+/* ---- prefix cache: what a request has computed, kept for the next ---------- */
+
+/*
+ * A tree over token ids. A node is a chunk: prefix_tokens tokens, and the blocks
+ * that hold their rows in every sequence plane, in whatever tier they are. Trees
+ * of different roots share nothing: not even how long a lookup takes says
+ * whether another tenant has asked the same.
+ *
+ * Any call from any thread. No I/O is done with the tree locked.
+ */
+struct kvt_prefix_root {
+	uint32_t size;
+	uint32_t reserved;
+	uint8_t model[KVT_FINGERPRINT];
+	const void *adapter; /* what identifies it; NULL: none */
+	const void *salt;    /* of a tenant: only requests with the same one share; NULL: none */
+	uint32_t adapter_bytes, salt_bytes; /* at most 64 each. None and an empty one are the same */
+};
+
+/* What is cached of a prompt. Its chunks stay until it is released. */
+struct kvt_prefix_match {
+	uint32_t tokens;   /* of the prompt's first; any number, not only whole chunks */
+	uint32_t chunks;   /* that hold them: the depth in the tree */
+	uint32_t snapshot; /* the deepest recurrent snapshot at or above is of so many tokens; 0: there is none */
+	uint32_t node;	   /* the library's */
+};
+
+/*
+ * Find the longest cached prefix of tokens [n] and pin it. An engine that needs
+ * logits asks for all tokens but the last, which it computes again.
+ * Returns 0, also with nothing found; then, too, release it. -EINVAL: no tree, or a bad @root.
+ */
+int kvt_prefix_match(struct kvt_cache *cache, const struct kvt_prefix_root *root, const uint32_t *tokens, uint32_t n,
+		     struct kvt_prefix_match *match);
+void kvt_prefix_release(struct kvt_cache *cache, struct kvt_prefix_match *match);
+
+/*
+ * Make the empty sequence @seq begin with the matched tokens (at most @tokens of
+ * them), sharing their blocks; who writes to one copies it first. What an
+ * earlier process left on disk is read and verified here: where it is not what was
+ * written, the sequence ends before it. Returns the sequence's tokens.
+ */
+int64_t kvt_prefix_attach(struct kvt_cache *cache, const struct kvt_prefix_match *match, uint32_t tokens,
+			  struct kvt_seq *seq);
+
+/*
+ * Keep the first @tokens of @seq, whose rows must have been written in every plane,
+ * for others. @ns: what computing one of them took, for the counter of saved
+ * time and for who must go first; 0: unknown. Returns the tokens that are now cached: fewer
+ * where there is no room (counted), for that is not the request's fault.
+ */
+int64_t kvt_prefix_insert(struct kvt_cache *cache, const struct kvt_prefix_root *root, struct kvt_seq *seq,
+			  uint32_t tokens, uint32_t ns);
+
+/*
+ * Make room of @chunks chunks in @tier, those that no match pins and that are
+ * needed least. From a memory tier they go to disk where that has room, else they
+ * are dropped; from KVT_TIER_DISK they are dropped. Returns how many went, at most @chunks.
+ */
+int64_t kvt_prefix_evict(struct kvt_cache *cache, enum kvt_tier tier, uint32_t chunks);
+
+/* Tokens of a chunk, or -EINVAL: no tree. */
+int64_t kvt_prefix_tokens(const struct kvt_cache *cache);
+
+/* The prefix_bytes with which the tree of a cache of @params holds @chunks chunks; or a negative errno. */
+int64_t kvt_prefix_bytes(const struct kvt_cache_params *params, uint32_t chunks);
+
+/*
+ * Keep the recurrent state (SSM, linear attention) behind the first @n of @tokens,
+ * which must be cached. It goes with its chunk, or when its session has
+ * session_snapshots newer ones, or when all are taken and it was not used for longest.
+ * -ENOENT: the tokens are not cached; -EINVAL: more than snapshot_bytes; -ENOSPC: no room.
+ */
+int kvt_snapshot_put(struct kvt_cache *cache, const struct kvt_prefix_root *root, const uint32_t *tokens, uint32_t n,
+		     uint64_t session, const void *state, uint64_t bytes);
+
+/* The state behind match->snapshot tokens. Returns its size; more than @bytes: nothing was copied. */
+int64_t kvt_snapshot_get(struct kvt_cache *cache, const struct kvt_prefix_match *match, void *state, uint64_t bytes);
+
+struct kvt_prefix_stats {
+	uint32_t size;
+	uint32_t roots;
+	uint64_t chunks, chunks_free, chunks_evictable, chunks_pinned; /* the last three add up to the first */
+	uint64_t tokens;	   /* that are cached */
+	uint64_t lookups, lookups_hit;
+	uint64_t tokens_asked, tokens_hit;
+	uint64_t depth;		   /* chunks of the longest match */
+	uint64_t hit_bytes[KVT_TIERS]; /* of blocks attached, by where they were */
+	uint64_t saved_ns;	   /* what the tokens attached had taken to compute */
+	uint64_t inserted, demoted, dropped; /* chunks */
+	uint64_t refused;	   /* chunks that found no room */
+	uint64_t snapshots, snapshots_used;
+	uint64_t saved;		   /* chunks written down in @store_dir */
+	uint64_t recovered;	   /* chunks found there at the start */
+	uint64_t untrue;	   /* chunks whose bytes on disk were not what was written */
+	uint64_t log_bytes;
+};
+
+int kvt_prefix_stats(struct kvt_cache *cache, struct kvt_prefix_stats *stats);
 
 /* ---- stats --------------------------------------------------------------- */
 

@@ -9,6 +9,7 @@
 #include "cache/cache.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -16,7 +17,9 @@
 
 #include "base/err.h"
 #include "base/params.h"
+#include "cache/prefix.h"
 #include "codec/codec.h"
+#include "store/journal.h"
 
 #define DEFAULT_BLOCK_BYTES (64u << 10)
 #define DEFAULT_MAX_SEQS 16
@@ -83,8 +86,13 @@ static int check_params(struct kvt_cache_params *p, bool least)
 	if (p->block_bytes % 4096 || p->block_bytes > 2u << 20)
 		return kvt_fail(-EINVAL, "block_bytes is %llu: a multiple of 4 KiB from 4 KiB to 2 MiB expected",
 				(unsigned long long)p->block_bytes);
-	if (p->flags & ~(KVT_CACHE_HUGEPAGES | KVT_CACHE_NO_WRITE_VERIFY | KVT_CACHE_NUMA_STRICT) || p->reserved)
-		return kvt_fail(-EINVAL, "flags 0x%x, reserved %u: unknown bits", p->flags, p->reserved);
+	if (p->flags & ~(KVT_CACHE_HUGEPAGES | KVT_CACHE_NO_WRITE_VERIFY | KVT_CACHE_NUMA_STRICT) || p->reserved ||
+	    p->reserved2)
+		return kvt_fail(-EINVAL, "flags 0x%x, reserved %u and %u: unknown bits", p->flags, p->reserved, p->reserved2);
+	if (!p->prefix_bytes && (p->prefix_tokens || p->snapshots || p->snapshot_bytes || p->store_dir))
+		return kvt_fail(-EINVAL, "prefix_tokens, snapshots and store_dir are of a prefix tree: give prefix_bytes");
+	if (p->store_dir && !p->disk_bytes)
+		return kvt_fail(-EINVAL, "store_dir %s without disk_bytes: how much may it take?", p->store_dir);
 	if (!p->planes || p->n_planes < 1 || p->n_planes > 65535)
 		return kvt_fail(-EINVAL, "%u planes, 1 to 65535 expected", p->planes ? p->n_planes : 0);
 	if (p->threads > 1024)
@@ -125,6 +133,8 @@ struct plan {
 	struct kvt_store_params store;
 	struct kvt_attend_params attend;
 	struct kvt_host_params host;
+	struct kvt_prefix_plan prefix;
+	uint64_t log_max; /* of a directory's bytes those that are not slots */
 	struct kvt_plane_geom *geoms;
 	uint32_t tables_len;	/* of a sequence's tables, entries */
 	uint64_t tables_bytes;	/* of all tables */
@@ -201,7 +211,7 @@ static uint64_t ram_overhead(struct plan *plan)
 	plan->attend.frames = host < UINT32_MAX ? (uint32_t)host : UINT32_MAX;
 	plan->overhead = sizeof(struct kvt_cache) + plan->p.n_planes * sizeof(struct kvt_plane) +
 			 plan->p.max_seqs * sizeof(struct kvt_seq) + plan->tables_bytes +
-			 kvt_workers_bytes(plan->p.threads) + kvt_attend_bytes(&plan->attend);
+			 kvt_workers_bytes(plan->p.threads) + kvt_attend_bytes(&plan->attend) + plan->p.prefix_bytes;
 	return plan->overhead + kvt_store_overhead(&plan->store) + kvt_host_overhead(&plan->host);
 }
 
@@ -233,7 +243,7 @@ static int frames_of(const struct plan *plan, const char *what, uint64_t bytes, 
 	if (bytes && !n)
 		return kvt_fail(-ENOMEM, "%s is %llu bytes: less than a block of %llu%s; 0 leaves the tier out", what,
 				(unsigned long long)bytes, (unsigned long long)plan->p.block_bytes,
-				overhead ? " and its staging" : "");
+				overhead ? " and what goes with it" : "");
 	if (n > UINT32_MAX / 8)
 		return kvt_fail(-EINVAL, "%s is %llu bytes: more than %u blocks: raise block_bytes", what,
 				(unsigned long long)bytes, UINT32_MAX / 8);
@@ -248,11 +258,13 @@ static int make_plan(struct plan *plan, const struct kvt_cache_params *params, b
 	int ret;
 
 	memset(plan, 0, sizeof(*plan));
-	ret = kvt_params_copy(p, sizeof(*p), sizeof(*p), params, "cache parameters");
+	ret = kvt_params_copy(p, sizeof(*p), offsetof(struct kvt_cache_params, prefix_bytes), params, "cache parameters");
 	if (!ret)
 		ret = check_params(p, least);
 	if (!ret)
 		ret = plan_planes(plan);
+	if (!ret && p->prefix_bytes)
+		ret = kvt_prefix_plan(&plan->prefix, p, plan->planes);
 	if (ret)
 		return ret;
 	plan->store = (struct kvt_store_params){
@@ -263,9 +275,14 @@ static int make_plan(struct plan *plan, const struct kvt_cache_params *params, b
 	plan->host = (struct kvt_host_params){
 		.kind = p->host, .io = p->io, .depth = HOST_DEPTH, .frame_bytes = p->block_bytes,
 	};
+	if (p->store_dir) {
+		plan->store.disk_dir = p->store_dir;
+		plan->store.disk_name = KVT_DIR_SLOTS;
+		plan->log_max = kvt_keeper_log_max(&plan->prefix, p->disk_bytes, p->block_bytes);
+	}
 	ret = frames_of(plan, "pinned_bytes", p->pinned_bytes, 0, &plan->store.frames[KVT_TIER_PINNED]);
 	if (!ret)
-		ret = frames_of(plan, "disk_bytes", p->disk_bytes, 0, &plan->store.frames[KVT_TIER_DISK]);
+		ret = frames_of(plan, "disk_bytes", p->disk_bytes, plan->log_max, &plan->store.frames[KVT_TIER_DISK]);
 	if (!ret && p->gpu_bytes) {
 		plan->store.frames[KVT_TIER_GPU] = 1;
 		ret = frames_of(plan, "gpu_bytes", p->gpu_bytes, kvt_store_gpu_overhead(&plan->store),
@@ -283,6 +300,21 @@ static uint64_t least_ram(struct plan *plan)
 	return ram_overhead(plan) + plan->store.frames[KVT_TIER_RAM] * plan->p.block_bytes;
 }
 
+int64_t kvt_prefix_bytes(const struct kvt_cache_params *params, uint32_t chunks)
+{
+	struct plan plan = { 0 };
+	struct kvt_cache_params p;
+	int64_t ret = kvt_params_copy(&p, sizeof(p), offsetof(struct kvt_cache_params, prefix_bytes), params, "cache parameters");
+
+	p.prefix_bytes = 1; /* asked for in earnest */
+	if (!ret)
+		ret = make_plan(&plan, &p, true);
+	if (!ret)
+		ret = (int64_t)kvt_prefix_plan_bytes(&plan.prefix, chunks);
+	plan_free(&plan);
+	return ret;
+}
+
 int64_t kvt_cache_min_ram(const struct kvt_cache_params *params)
 {
 	struct plan plan;
@@ -297,6 +329,11 @@ int64_t kvt_cache_min_ram(const struct kvt_cache_params *params)
 static int divide_ram(struct plan *plan)
 {
 	uint64_t ram = plan->p.ram_bytes, least;
+
+	if (plan->p.prefix_bytes && !plan->prefix.capacity)
+		return kvt_fail(-ENOMEM, "prefix_bytes is %llu: a tree of one chunk takes %llu",
+				(unsigned long long)plan->p.prefix_bytes,
+				(unsigned long long)kvt_prefix_plan_bytes(&plan->prefix, 1));
 
 	if (ram_frames(plan, ram) >= 0 &&
 	    plan->store.frames[KVT_TIER_RAM] + (uint64_t)plan->store.frames[KVT_TIER_PINNED] >= plan->least_frames)
@@ -348,6 +385,32 @@ static int open_gpu(struct kvt_cache *c, const struct kvt_cache_params *p)
 	return kvt_gpu_cpu_open(p->gpu_device, &c->gpu);
 }
 
+/* What a directory must have been written with. */
+static int open_dir(struct kvt_cache *c, const struct plan *plan)
+{
+	struct kvt_super *want = calloc(1, sizeof(*want) + c->n_planes * sizeof(want->planes[0]));
+	int ret;
+
+	if (!want)
+		return kvt_fail(-ENOMEM, "no memory for a superblock");
+	want->bytes = (uint32_t)(sizeof(*want) + c->n_planes * sizeof(want->planes[0]));
+	want->block_bytes = c->block_bytes;
+	want->rotation = plan->p.store_rotation;
+	want->chunk = plan->prefix.chunk;
+	want->n_planes = c->n_planes;
+	if (plan->p.store_model)
+		memcpy(want->model, plan->p.store_model, sizeof(want->model));
+	for (uint32_t i = 0; i < c->n_planes; i++)
+		want->planes[i] = (struct kvt_super_plane){
+			.codec = c->planes[i].geom.codec, .heads = c->planes[i].heads, .head_dim = c->planes[i].head_dim,
+			.layer = c->planes[i].layer, .row_bytes = c->planes[i].geom.row_bytes,
+			.block_rows = c->planes[i].geom.block_rows, .rows = c->planes[i].rows,
+		};
+	ret = kvt_dir_open(plan->p.store_dir, want, &c->dir);
+	free(want);
+	return ret;
+}
+
 static int build(struct kvt_cache *c, struct plan *plan)
 {
 	int ret = kvt_budget_charge(&c->budget[KVT_TIER_RAM], plan->overhead);
@@ -356,6 +419,8 @@ static int build(struct kvt_cache *c, struct plan *plan)
 		return kvt_fail(ret, "the ram budget does not hold the cache's own %llu bytes",
 				(unsigned long long)plan->overhead);
 	c->overhead = plan->overhead;
+	if (kvt_budget_charge(&c->budget[KVT_TIER_DISK], plan->log_max))
+		return kvt_fail(-ENOMEM, "the disk budget does not hold a log of %llu bytes", (unsigned long long)plan->log_max);
 	if (!c->host) {
 		plan->host.budget = &c->budget[KVT_TIER_RAM];
 		c->owns_host = true;
@@ -373,6 +438,8 @@ static int build(struct kvt_cache *c, struct plan *plan)
 	plan->store.host = c->host;
 	plan->store.gpu = c->gpu;
 	ret = make_tables(c, plan);
+	if (!ret && plan->p.store_dir)
+		ret = open_dir(c, plan);
 	if (!ret)
 		ret = kvt_store_create(&plan->store, &c->store);
 	if (!ret)
@@ -381,6 +448,10 @@ static int build(struct kvt_cache *c, struct plan *plan)
 		plan->attend.frames = kvt_store_host_frames(c->store);
 		ret = kvt_attend_create(&plan->attend, c->store, c->workers, &c->attend);
 	}
+	if (!ret && plan->p.prefix_bytes)
+		ret = kvt_prefix_create(c, &plan->prefix, &c->prefix);
+	if (!ret && c->dir)
+		ret = kvt_keeper_start(c->prefix, c->dir, plan->store.frames[KVT_TIER_DISK], plan->log_max);
 	return ret;
 }
 
@@ -388,9 +459,11 @@ void kvt_cache_destroy(struct kvt_cache *c)
 {
 	if (!c)
 		return;
+	kvt_prefix_destroy(c->prefix);
 	kvt_attend_destroy(c->attend);
 	kvt_workers_destroy(c->workers);
 	kvt_store_destroy(c->store);
+	kvt_dir_close(c->dir);
 	if (c->owns_gpu && c->gpu)
 		c->gpu->ops->close(c->gpu);
 	if (c->owns_host && c->host)
@@ -481,7 +554,11 @@ int64_t kvt_plane_row_bytes(const struct kvt_cache *c, uint32_t plane)
 
 int kvt_cache_flush(struct kvt_cache *c)
 {
-	return kvt_store_flush(c->store);
+	int ret = kvt_store_flush(c->store);
+
+	if (c->prefix)
+		kvt_keeper_flush(c->prefix);
+	return ret;
 }
 
 struct parallel {

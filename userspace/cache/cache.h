@@ -38,6 +38,9 @@ struct kvt_seq {
 	uint32_t *tables; /* of all sequence planes, one after the other */
 };
 
+struct kvt_prefix;
+struct kvt_dir;
+
 struct kvt_cache {
 	struct kvt_budget budget[KVT_TIERS];
 	char name[64];
@@ -54,6 +57,8 @@ struct kvt_cache {
 	struct kvt_store *store;
 	struct kvt_workers *workers;
 	struct kvt_attend *attend;
+	struct kvt_prefix *prefix; /* or NULL */
+	struct kvt_dir *dir;	   /* where it outlives the process, or NULL */
 
 	pthread_mutex_t lock;
 	uint32_t alive; /* sequences */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Rows through a block table: reading, writing with copy-on-write, borrowing. */
-#include "cache/cache.h"
+#include "cache/prefix.h"
 
 #include <errno.h>
 #include <string.h>
@@ -67,6 +67,22 @@ int kvt_table_read(struct kvt_cache *cache, const struct kvt_plane *plane, const
 	return 0;
 }
 
+/* No tier has room: what is kept for later requests makes way for what runs. */
+static bool made_room(struct kvt_cache *cache, int err)
+{
+	return (err == -ENOSPC || err == -ENOMEM) && cache->prefix && kvt_prefix_reclaim(cache->prefix);
+}
+
+static int copy_block(struct kvt_cache *cache, uint32_t block, uint32_t rows, uint32_t *copy)
+{
+	int ret;
+
+	do
+		ret = kvt_store_copy(cache->store, block, rows, copy);
+	while (made_room(cache, ret));
+	return ret;
+}
+
 int kvt_table_own(struct kvt_cache *cache, uint32_t *block, uint32_t rows)
 {
 	uint32_t copy;
@@ -76,7 +92,7 @@ int kvt_table_own(struct kvt_cache *cache, uint32_t *block, uint32_t rows)
 		return 0;
 	if (!kvt_store_shared(cache->store, *block))
 		return kvt_store_cut(cache->store, *block, rows);
-	ret = kvt_store_copy(cache->store, *block, rows, &copy);
+	ret = copy_block(cache, *block, rows, &copy);
 	if (ret)
 		return ret;
 	kvt_store_put(cache->store, *block);
@@ -89,14 +105,18 @@ static int block_to_write(struct kvt_cache *cache, uint32_t plane, uint32_t bloc
 			  uint32_t *target)
 {
 	uint32_t rows;
+	int ret;
 
 	*target = block;
 	if (block != KVT_NO_BLOCK && !kvt_store_shared(cache->store, block))
 		return 0;
 	rows = block == KVT_NO_BLOCK ? 0 : kvt_store_rows(cache->store, block);
-	if (!rows || (!row && n >= rows)) /* nothing of it is kept */
-		return kvt_store_alloc(cache->store, plane, target);
-	return kvt_store_copy(cache->store, block, rows, target);
+	if (rows && (row || n < rows))
+		return copy_block(cache, block, rows, target);
+	do /* nothing of it is kept */
+		ret = kvt_store_alloc(cache->store, plane, target);
+	while (made_room(cache, ret));
+	return ret;
 }
 
 int kvt_table_write(struct kvt_cache *cache, uint32_t plane, uint32_t *table, uint64_t first, uint64_t n,
@@ -116,7 +136,9 @@ int kvt_table_write(struct kvt_cache *cache, uint32_t plane, uint32_t *table, ui
 		if (ret)
 			return ret;
 		from.data = (uint8_t *)src->data + done * src->stride;
-		ret = kvt_store_write(cache->store, target, row, part, &from);
+		do
+			ret = kvt_store_write(cache->store, target, row, part, &from);
+		while (made_room(cache, ret));
 		if (ret) {
 			if (target != *block)
 				kvt_store_put(cache->store, target);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
  * The slot file: nameless from birth, so that the kernel removes it whatever way
- * the process ends, and direct where a trial on the very file proves that O_DIRECT works.
+ * the process ends (or with a name, when it is to be kept), and direct where a trial on the very file proves that O_DIRECT works.
  *
  * What a kernel or file system says about O_DIRECT is only a hint: statx() may not know,
  * open() may accept the flag and the first write refuse it. So the answer is a real
@@ -88,8 +88,8 @@ static bool ask_alignment(struct kvt_file *file)
 	return true;
 }
 
-/* One aligned piece there and back, through the flags the file has now. 0 or a negative errno. */
-static int trial(const struct kvt_file *file, uint32_t bytes)
+/* One aligned piece there and back at @at, where nothing is, through the flags the file has now. 0 or a negative errno. */
+static int trial(const struct kvt_file *file, uint32_t bytes, uint64_t at)
 {
 	uint8_t *buf = mmap(NULL, 2 * (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	ssize_t n;
@@ -98,9 +98,9 @@ static int trial(const struct kvt_file *file, uint32_t bytes)
 	if (buf == MAP_FAILED)
 		return -ENOMEM;
 	memset(buf, 0x5a, bytes);
-	n = pwrite(file->fd, buf, bytes, 0);
+	n = pwrite(file->fd, buf, bytes, (off_t)at);
 	if (n == (ssize_t)bytes)
-		n = pread(file->fd, buf + bytes, bytes, 0);
+		n = pread(file->fd, buf + bytes, bytes, (off_t)at);
 	if (n < 0)
 		ret = -errno;
 	else if (n != (ssize_t)bytes || memcmp(buf, buf + bytes, bytes))
@@ -112,7 +112,7 @@ static int trial(const struct kvt_file *file, uint32_t bytes)
 #define BUFFERED(file, ...) snprintf((file)->reason, sizeof((file)->reason), __VA_ARGS__)
 
 /* Decides between direct and buffered. An error only where not even buffered bytes can be kept. */
-static int probe(struct kvt_file *file, uint64_t frame_bytes)
+static int probe(struct kvt_file *file, uint64_t frame_bytes, uint64_t end)
 {
 	uint32_t magic = name_fs(file), piece;
 	int flags = fcntl(file->fd, F_GETFL);
@@ -133,7 +133,7 @@ static int probe(struct kvt_file *file, uint64_t frame_bytes)
 		BUFFERED(file, "%s refuses O_DIRECT (%s)", file->fs, strerrorname_np(errno));
 	} else {
 		piece = file->info.offset_align > PAGE ? file->info.offset_align : PAGE;
-		ret = trial(file, piece);
+		ret = trial(file, piece, (end + piece - 1) / piece * piece);
 		if (ret == -ENOSPC || ret == -EDQUOT)
 			return ret;
 		if (!ret) {
@@ -149,7 +149,7 @@ static int probe(struct kvt_file *file, uint64_t frame_bytes)
 	file->info.offset_align = PAGE;
 	/* Slots are read whole and in any order: what lies behind one is not wanted. */
 	posix_fadvise(file->fd, 0, 0, POSIX_FADV_RANDOM);
-	return trial(file, PAGE);
+	return trial(file, PAGE, (end + PAGE - 1) / PAGE * PAGE);
 }
 
 /* Where the file system cannot make nameless files, the name lives for a moment only. */
@@ -177,9 +177,21 @@ static int create(const char *dir)
 	return fd < 0 ? -errno : fd;
 }
 
-static int open_and_probe(struct kvt_file *file, const char *dir, uint64_t total, uint64_t frame_bytes)
+static int open_named(const char *dir, const char *name)
+{
+	char path[PATH_MAX];
+	int fd;
+
+	if (snprintf(path, sizeof(path), "%s/%s", dir, name) >= (int)sizeof(path))
+		return -ENAMETOOLONG;
+	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	return fd < 0 ? -errno : fd;
+}
+
+static int open_and_probe(struct kvt_file *file, const char *dir, const char *name, uint64_t total, uint64_t frame_bytes)
 {
 	struct rlimit limit;
+	struct stat st;
 	int ret;
 
 	if (!dir || !*dir)
@@ -188,11 +200,14 @@ static int open_and_probe(struct kvt_file *file, const char *dir, uint64_t total
 	if (!getrlimit(RLIMIT_FSIZE, &limit) && total > limit.rlim_cur)
 		return kvt_fail(-EFBIG, "slot file in %s: RLIMIT_FSIZE is %s, %s asked: ulimit -f, or LimitFSIZE=", dir,
 				kvt_size_text(limit.rlim_cur).s, kvt_size_text(total).s);
-	ret = create(dir);
+	file->kept = name;
+	ret = name ? open_named(dir, name) : create(dir);
 	if (ret < 0)
 		return kvt_fail(ret, "slot file in %s: %s", dir, strerror(-ret));
 	file->fd = ret;
-	ret = probe(file, frame_bytes);
+	/* a kept file is probed behind all that it holds */
+	ret = fstat(file->fd, &st) ? -errno :
+	      probe(file, frame_bytes, !name ? 0 : (uint64_t)st.st_size > total ? (uint64_t)st.st_size : total);
 	if (ret < 0) {
 		kvt_fail(ret, "slot file in %s (%s): the first write says %s%s", dir, file->fs, strerror(-ret),
 			 ret == -ENOSPC || ret == -EDQUOT ? ": make room, or choose another directory" : "");
@@ -202,21 +217,23 @@ static int open_and_probe(struct kvt_file *file, const char *dir, uint64_t total
 	return ret;
 }
 
-int kvt_slot_file_open(struct kvt_file *file, const char *dir, uint32_t n_slots, uint64_t frame_bytes)
+int kvt_slot_file_open(struct kvt_file *file, const struct kvt_file_params *params, uint64_t frame_bytes)
 {
+	const char *dir = params->dir;
+	const uint32_t n_slots = params->n_slots;
 	uint64_t total;
 	int ret;
 
 	if (!n_slots || __builtin_mul_overflow((uint64_t)n_slots, frame_bytes, &total) || total > INT64_MAX)
 		return kvt_fail(-EINVAL, "slot file: %u slots of %s cannot be", n_slots, kvt_size_text(frame_bytes).s);
-	ret = open_and_probe(file, dir, total, frame_bytes);
+	ret = open_and_probe(file, dir, params->name, total, frame_bytes);
 	if (ret < 0)
 		return ret;
 	file->n_slots = n_slots;
 	file->frame_bytes = frame_bytes;
 	file->fixed = -1;
 	/* Its full size at once, and sparse: no read ends early, and only written slots take space. */
-	if (ftruncate(file->fd, 0) < 0 || ftruncate(file->fd, (off_t)total) < 0) {
+	if ((!file->kept && ftruncate(file->fd, 0) < 0) || ftruncate(file->fd, (off_t)total) < 0) {
 		ret = kvt_fail(-errno, "slot file in %s (%s): %s asked: %s", dir, file->fs, kvt_size_text(total).s,
 			       strerror(errno));
 		kvt_slot_file_close(file);
@@ -227,7 +244,7 @@ int kvt_slot_file_open(struct kvt_file *file, const char *dir, uint32_t n_slots,
 void kvt_slot_file_close(struct kvt_file *file)
 {
 	/* Best effort: when nobody else holds the descriptor, close() frees the space anyway. */
-	if (ftruncate(file->fd, 0) < 0)
+	if (!file->kept && ftruncate(file->fd, 0) < 0)
 		kvt_log(KVT_LOG_DEBUG, "slot file: ftruncate: %s", strerror(errno));
 	close(file->fd);
 	file->fd = -1;
@@ -256,7 +273,7 @@ int kvt_file_probe(const char *dir, struct kvt_file_info *info)
 	int ret;
 
 	file.fd = -1;
-	ret = open_and_probe(&file, dir, MAX_ALIGN, MAX_ALIGN);
+	ret = open_and_probe(&file, dir, NULL, MAX_ALIGN, MAX_ALIGN);
 	if (ret < 0)
 		return ret;
 	close(file.fd);

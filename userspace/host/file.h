@@ -11,15 +11,16 @@ struct kvt_file {
 	uint64_t frame_bytes;
 	int32_t fixed;	 /* index in io_uring's file table, or -1 */
 	bool drop_cache; /* buffered: tell the page cache that it need not keep a slot */
+	bool kept;	 /* has a name */
 	struct kvt_file_info info;
 	char fs[24];
 	char reason[160];
 };
 
-/* Create, probe and size the unlinked file. Fills @file, but for @fixed. */
-int kvt_slot_file_open(struct kvt_file *file, const char *dir, uint32_t n_slots, uint64_t frame_bytes);
+/* Create (or, with a name, open), probe and size the file. Fills @file, but for @fixed. */
+int kvt_slot_file_open(struct kvt_file *file, const struct kvt_file_params *params, uint64_t frame_bytes);
 
-/* Gives the disk space back even while a child of fork() holds the descriptor. */
+/* Gives an unnamed file's disk space back even while a child of fork() holds the descriptor. */
 void kvt_slot_file_close(struct kvt_file *file);
 
 #endif

@@ -77,6 +77,7 @@ struct kvt_file;
 
 struct kvt_file_params {
 	const char *dir; /* unlinked file in here: nothing survives, whatever way the process ends */
+	const char *name; /* not NULL: a file with this name in @dir, which is kept with what it holds, and made if need be */
 	uint32_t n_slots;
 };
 

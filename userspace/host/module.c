@@ -343,7 +343,7 @@ static int module_file_open(struct kvt_host *host, const struct kvt_file_params 
 	for (i = 0; i < MAX_FILES && !f; i++)
 		if (m->files[i].fd < 0)
 			f = &m->files[i];
-	ret = f ? kvt_slot_file_open(f, params->dir, params->n_slots, host->params.frame_bytes) :
+	ret = f ? kvt_slot_file_open(f, params, host->params.frame_bytes) :
 		  kvt_fail(-ENOSPC, "slot file: a host has at most %d", MAX_FILES);
 	if (!ret)
 		*file = f;

@@ -76,7 +76,7 @@ static int user_file_open(struct kvt_host *host, const struct kvt_file_params *p
 			break;
 	if (i < MAX_FILES)
 		f = &user->files[i];
-	ret = f ? kvt_slot_file_open(f, params->dir, params->n_slots, host->params.frame_bytes) :
+	ret = f ? kvt_slot_file_open(f, params, host->params.frame_bytes) :
 		  kvt_fail(-ENOSPC, "slot file: a host has at most %d", MAX_FILES);
 	if (!ret) {
 		user->io->ops->file_added(user->io, f, i);

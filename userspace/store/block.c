@@ -51,7 +51,7 @@ void kvt_store_get(struct kvt_store *s, uint32_t block)
 	pthread_mutex_unlock(&s->lock);
 }
 
-static void put_locked(struct kvt_store *s, uint32_t block)
+void kvt_store_put_locked(struct kvt_store *s, uint32_t block)
 {
 	struct block *b = &s->blocks[block];
 
@@ -64,7 +64,7 @@ static void put_locked(struct kvt_store *s, uint32_t block)
 void kvt_store_put(struct kvt_store *s, uint32_t block)
 {
 	pthread_mutex_lock(&s->lock);
-	put_locked(s, block);
+	kvt_store_put_locked(s, block);
 	pthread_mutex_unlock(&s->lock);
 }
 
@@ -657,15 +657,12 @@ static int64_t move_to_memory(struct kvt_store *s, const uint32_t *blocks, uint3
 	return ret < 0 ? ret : there;
 }
 
-/* With the lock: blocks to disk, many writes in flight. */
-static int64_t move_to_disk(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
+/* With the lock: write back what is dirty, many writes in flight. Afterwards all are at rest. */
+static void write_all(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
 {
 	uint64_t since = s->write_errors;
 	uint32_t started = 0;
-	int64_t there = 0;
 
-	if (!s->file)
-		return 0;
 	while (started < n) {
 		struct block *b = blocks[started] == KVT_NO_BLOCK ? NULL : &s->blocks[blocks[started]];
 
@@ -689,6 +686,18 @@ static int64_t move_to_disk(struct kvt_store *s, const uint32_t *blocks, uint32_
 	pthread_mutex_unlock(&s->lock);
 	kvt_store_submit(s);
 	pthread_mutex_lock(&s->lock);
+	for (uint32_t i = 0; i < n; i++)
+		while (blocks[i] != KVT_NO_BLOCK && (s->blocks[blocks[i]].writing || s->blocks[blocks[i]].state != B_IDLE))
+			kvt_store_wait_change(s);
+}
+
+static int64_t move_to_disk(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
+{
+	int64_t there = 0;
+
+	if (!s->file)
+		return 0;
+	write_all(s, blocks, n);
 	for (uint32_t i = 0; i < n; i++) {
 		struct block *b = blocks[i] == KVT_NO_BLOCK ? NULL : &s->blocks[blocks[i]];
 
@@ -719,6 +728,28 @@ int64_t kvt_store_move(struct kvt_store *s, const uint32_t *blocks, uint32_t n, 
 	kvt_store_end_work(s);
 	pthread_mutex_unlock(&s->lock);
 	return there;
+}
+
+int kvt_store_save(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
+{
+	int ret = 0;
+
+	pthread_mutex_lock(&s->lock);
+	s->working++;
+	if (s->file)
+		write_all(s, blocks, n);
+	for (uint32_t i = 0; i < n && !ret; i++) {
+		const struct block *b = blocks[i] == KVT_NO_BLOCK ? NULL : &s->blocks[blocks[i]];
+
+		if (b && b->lost)
+			ret = load_error(s, blocks[i], -EBADMSG);
+		else if (b && b->dirty)
+			ret = kvt_fail(s->frames[KVT_TIER_DISK].n > s->slot_reserve ? -EIO : -ENOSPC,
+				       "a block of plane %u could not be written to disk", b->plane);
+	}
+	kvt_store_end_work(s);
+	pthread_mutex_unlock(&s->lock);
+	return ret;
 }
 
 int kvt_store_flush(struct kvt_store *s)

@@ -54,6 +54,7 @@ struct block {
 	bool writing;
 	bool dead;
 	bool lost; /* nothing holds the content any more */
+	bool unproven; /* what the slot holds was not read since the process began */
 };
 
 /* A stack of free frame or slot numbers. Slots never used yet lie at its bottom. */
@@ -155,6 +156,9 @@ void kvt_store_wait_change(struct kvt_store *s);
 /* The same for want of room. -ENOSPC, with the reason, if none can come. @since: write_errors when waiting began. */
 int kvt_store_wait_room(struct kvt_store *s, uint64_t since);
 void kvt_store_wake(struct kvt_store *s);
+
+/* block.c, with the lock */
+void kvt_store_put_locked(struct kvt_store *s, uint32_t block);
 
 /* mover.c. load and store with the lock; they only queue. -EAGAIN: no frame, slot or io now. */
 int kvt_store_mover_start(struct kvt_store *s);

@@ -148,6 +148,7 @@ static void load_finished(struct kvt_store *s, struct io *io, int result)
 		b->error = (int16_t)result;
 	} else {
 		kvt_store_place(s, io->block, io->tier, io->frame);
+		b->unproven = false;
 	}
 	b->state = B_IDLE;
 	slot = io->slot;

@@ -81,7 +81,7 @@ static int make_pool(struct kvt_store *s, const struct kvt_store_params *p, uint
 
 static int make_frames(struct kvt_store *s, const struct kvt_store_params *p)
 {
-	struct kvt_file_params file = { .dir = p->disk_dir, .n_slots = p->frames[KVT_TIER_DISK] };
+	struct kvt_file_params file = { .dir = p->disk_dir, .name = p->disk_name, .n_slots = p->frames[KVT_TIER_DISK] };
 	struct kvt_file_info info;
 	struct kvt_pool_params staging = { .n_frames = staging_frames(p), .node = p->numa_node };
 	int ret;

@@ -35,6 +35,26 @@ struct kvt_plane_geom {
 	uint32_t block_rows;
 };
 
+/*
+ * What a block's bytes are, wherever they lie: what it takes to believe a place
+ * that outlived the process that filled it, or not to. The log keeps one for
+ * each block; whatever else keeps blocks for a later process (a named pool) can keep the same.
+ */
+struct kvt_block_id {
+	uint64_t digest;   /* of rows [0, rows) */
+	uint64_t revision; /* of the content */
+	uint64_t chunk;	   /* the log's number for the token range that it is part of */
+	uint32_t plane;
+	uint32_t rows;
+};
+
+/* A block on disk. */
+struct kvt_block_entry {
+	struct kvt_block_id id;
+	uint32_t slot;
+	uint32_t index; /* in its chunk: all planes' blocks, one plane after the other */
+};
+
 struct kvt_store_params {
 	const struct kvt_plane_geom *planes; /* copied */
 	uint32_t n_planes;
@@ -44,6 +64,7 @@ struct kvt_store_params {
 	uint32_t headroom;	    /* with a disk tier: host frames that dirty blocks leave for reading, fewer than all */
 	struct kvt_budget *budget;  /* [KVT_TIERS]: charged with frames; overhead goes to KVT_TIER_RAM's */
 	const char *disk_dir;
+	const char *disk_name; /* the slot file's, which is kept; NULL: it has none, and is not */
 	int32_t numa_node; /* or -1 */
 	uint64_t writeback_bytes_per_s;
 	struct kvt_host *host; /* owned by the caller */
@@ -110,6 +131,35 @@ uint32_t kvt_store_host_frames(const struct kvt_store *);
 
 /* Blocks of @blocks that are in @tier afterwards (as many as fit). */
 int64_t kvt_store_move(struct kvt_store *, const uint32_t *blocks, uint32_t n, enum kvt_tier tier);
+
+/* Write back what is dirty of @blocks, and keep it in memory. 0: all are clean; -ENOSPC, -EIO: some are not. */
+int kvt_store_save(struct kvt_store *, const uint32_t *blocks, uint32_t n);
+
+/* ---- many blocks that stay as they are (shared, or of an earlier process) ---- */
+
+/* References taken or given back. @bytes [KVT_TIERS]: what of them is where, is added; NULL: nobody asks. */
+void kvt_store_get_all(struct kvt_store *, const uint32_t *blocks, uint32_t n, uint64_t *bytes);
+void kvt_store_put_all(struct kvt_store *, const uint32_t *blocks, uint32_t n);
+
+/* Blocks of @blocks that have a place in @tier. */
+uint32_t kvt_store_count(struct kvt_store *, const uint32_t *blocks, uint32_t n, enum kvt_tier tier);
+
+/* What a clean block is and where it lies; false: it is not clean. */
+bool kvt_store_entry(struct kvt_store *, uint32_t block, struct kvt_block_entry *entry);
+
+/*
+ * Before any other use: a block that an earlier process left in a slot of the
+ * file; each slot once, each entry within the planes' geometry. It is read
+ * and verified before the first use. After the last one, adopted.
+ */
+uint32_t kvt_store_adopt(struct kvt_store *, const struct kvt_block_entry *entry);
+void kvt_store_adopted(struct kvt_store *);
+
+/*
+ * Read and verify those of @blocks that were adopted and not read yet. Returns how many
+ * of the first are what they should be; or a negative errno: none can be told.
+ */
+int64_t kvt_store_prove(struct kvt_store *, const uint32_t *blocks, uint32_t n);
 
 /* Write back every dirty block; 0 or the first error. */
 int kvt_store_flush(struct kvt_store *);

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: MIT
+/* The prefix cache's calls: what is served is what was inserted, whoever writes, evicts or runs out of room meanwhile. */
+#include <check.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/prefix_rig.h"
+
+/* k blocks + {-1, 0, 1} tokens: all of them are found, and read back as written. */
+START_TEST(a_hit_gives_what_was_written)
+{
+	struct prefix_rig r = rig_make((struct rig_config){ 0 });
+	uint32_t n = 3 * r.chunk - 1 + (uint32_t)_i, tokens[4 * 64];
+	struct kvt_prefix_match m;
+	struct kvt_seq *seq;
+
+	rig_prompt(tokens, n, 1, 0);
+	rig_compute(&r, 0, tokens, n);
+	ck_assert(!kvt_prefix_match(r.cache, &r.roots[0], tokens, n, &m));
+	ck_assert_uint_eq(m.tokens, n);
+	ck_assert_uint_eq(m.chunks, (n + r.chunk - 1) / r.chunk);
+	kvt_prefix_release(r.cache, &m);
+	/* one token more or other than what is known: exactly the rest is found */
+	tokens[n - 5]++;
+	ck_assert(!kvt_prefix_match(r.cache, &r.roots[0], tokens, n, &m));
+	ck_assert_uint_eq(m.tokens, n - 5);
+	ck_assert(!kvt_seq_create(r.cache, &seq));
+	ck_assert_int_eq(kvt_prefix_attach(r.cache, &m, n, seq), n - 5);
+	kvt_prefix_release(r.cache, &m);
+	rig_expect(&r, 0, seq, tokens, n - 5);
+	/* it goes on from there; nobody else sees that */
+	rig_extend(&r, 0, seq, tokens, n);
+	rig_expect(&r, 0, seq, tokens, n);
+	tokens[n - 5]--;
+	rig_serve(&r, 0, tokens, n, n);
+	kvt_seq_free(seq);
+	rig_free(&r);
+}
+END_TEST
+
+/* Roots share nothing; the same root does. Ids that differ in one byte are other tokens. */
+START_TEST(roots_and_tokens_do_not_collide)
+{
+	struct prefix_rig r = rig_make((struct rig_config){ 0 });
+	uint32_t a[128], b[128];
+	const uint32_t ids[] = { 65, 321, 0, 65536, 0x7fffffff, UINT32_MAX };
+
+	for (uint32_t i = 0; i < 6; i++) {
+		for (uint32_t k = 0; k < 128; k++)
+			a[k] = ids[i];
+		rig_serve(&r, 0, a, 128, 0);
+		rig_compute(&r, 0, a, 128);
+		for (uint32_t root = 1; root < RIG_ROOTS; root++)
+			rig_serve(&r, root, a, 128, 0);
+		rig_serve(&r, 0, a, 128, 128);
+	}
+	for (uint32_t k = 0; k < 128; k++)
+		b[k] = 65 + (k % 64 == 63);
+	rig_serve(&r, 0, b, 128, 63);
+	for (uint32_t root = 1; root < RIG_ROOTS; root++) {
+		rig_compute(&r, root, b, 128);
+		rig_serve(&r, root, b, 128, 128);
+	}
+	rig_free(&r);
+}
+END_TEST
+
+/* Asked for k chunks, k go: from memory to disk while that has room, and what is matched stays. */
+START_TEST(evicts_what_was_asked_for)
+{
+	struct prefix_rig r = rig_make((struct rig_config){ .disk = true });
+	uint32_t tokens[20][2 * 64], bytes;
+	struct kvt_prefix_stats st = KVT_INIT(st), after = KVT_INIT(after);
+	struct kvt_prefix_match m;
+	struct kvt_seq *seq;
+
+	for (uint32_t i = 0; i < 20; i++) {
+		rig_prompt(tokens[i], 128, 100 + i, 0);
+		rig_compute(&r, 0, tokens[i], 128);
+	}
+	ck_assert(!kvt_prefix_match(r.cache, &r.roots[0], tokens[0], 128, &m));
+	ck_assert(!kvt_prefix_stats(r.cache, &st));
+	ck_assert_uint_eq(st.chunks_pinned, 2);
+	ck_assert_int_eq(kvt_prefix_evict(r.cache, KVT_TIER_RAM, 7), 7);
+	ck_assert(!kvt_prefix_stats(r.cache, &after));
+	ck_assert_uint_eq(after.demoted - st.demoted, 7);
+	ck_assert_uint_eq(after.dropped, st.dropped);
+	ck_assert_uint_eq(after.chunks_free, st.chunks_free);
+	for (uint32_t i = 0; i < 20; i++)
+		rig_serve(&r, 0, tokens[i], 128, 128);
+	ck_assert_int_eq(kvt_cache_flush(r.cache), 0);
+	ck_assert_int_eq(kvt_prefix_evict(r.cache, KVT_TIER_DISK, 9), 9);
+	ck_assert(!kvt_prefix_stats(r.cache, &after));
+	ck_assert_uint_eq(after.chunks_free, st.chunks_free + 9);
+	/* all that can go goes; the pinned path is still there to be read */
+	bytes = 2 * 20 - 9 - 2;
+	ck_assert_int_eq(kvt_prefix_evict(r.cache, KVT_TIER_DISK, 1000), bytes);
+	ck_assert(!kvt_seq_create(r.cache, &seq));
+	ck_assert_int_eq(kvt_prefix_attach(r.cache, &m, 128, seq), 128);
+	rig_expect(&r, 0, seq, tokens[0], 128);
+	kvt_prefix_release(r.cache, &m);
+	ck_assert_int_eq(kvt_prefix_evict(r.cache, KVT_TIER_RAM, 1000), 2);
+	rig_expect(&r, 0, seq, tokens[0], 128); /* the sequence's own references */
+	kvt_seq_free(seq);
+	rig_free(&r);
+}
+END_TEST
+
+/* More prompts than any tier has room for: all are computed, what is served is right, and what is kept is bounded. */
+static void *store_many(void *arg)
+{
+	struct prefix_rig *r = arg;
+	uint32_t tokens[2 * 64], id = __atomic_fetch_add(&r->counter, 1, __ATOMIC_RELAXED);
+
+	for (uint32_t i = 0; i < (getenv("KVT_TEST_SANITIZER") ? 20u : 125u); i++) {
+		rig_prompt(tokens, 128, id * 1000 + i, 0);
+		rig_compute(r, id % RIG_ROOTS, tokens, 128);
+		rig_serve_some(r, id % RIG_ROOTS, tokens, 128);
+	}
+	return NULL;
+}
+
+START_TEST(a_full_cache_goes_on)
+{
+	struct prefix_rig r = rig_make((struct rig_config){ .disk = _i == 1, .small = true });
+	struct kvt_prefix_stats st = KVT_INIT(st);
+	pthread_t threads[8];
+
+	for (int i = 0; i < 8; i++)
+		ck_assert(!pthread_create(&threads[i], NULL, store_many, &r));
+	for (int i = 0; i < 8; i++)
+		pthread_join(threads[i], NULL);
+	ck_assert(!kvt_prefix_stats(r.cache, &st));
+	ck_assert_uint_eq(st.chunks_pinned, 0);
+	ck_assert_uint_eq(st.chunks_free + st.chunks_evictable, st.chunks);
+	ck_assert_uint_gt(st.dropped, 0);
+	rig_free(&r);
+}
+END_TEST
+
+/* A state comes back as it was put, from the deepest place at or above the match; sessions have their share. */
+START_TEST(snapshots_hang_on_nodes)
+{
+	struct prefix_rig r = rig_make((struct rig_config){ .snapshots = 4 });
+	static uint8_t state[RIG_SNAPSHOT], back[RIG_SNAPSHOT];
+	struct kvt_prefix_stats st = KVT_INIT(st);
+	uint32_t tokens[4 * 64];
+	struct kvt_prefix_match m;
+
+	rig_prompt(tokens, 256, 5, 0);
+	ck_assert_int_eq(kvt_snapshot_put(r.cache, &r.roots[0], tokens, 64, 1, state, 100), -ENOENT);
+	rig_compute(&r, 0, tokens, 256);
+	for (uint32_t n = 64; n <= 256; n += 64) {
+		memset(state, (int)n, sizeof(state));
+		ck_assert_msg(!kvt_snapshot_put(r.cache, &r.roots[0], tokens, n - 1, n <= 128, state, RIG_SNAPSHOT - n), "%s",
+			      kvt_last_error());
+	}
+	ck_assert_int_eq(kvt_snapshot_put(r.cache, &r.roots[0], tokens, 64, 1, state, RIG_SNAPSHOT + 1), -EINVAL);
+	ck_assert(!kvt_prefix_match(r.cache, &r.roots[0], tokens, 190, &m));
+	ck_assert_uint_eq(m.tokens, 190);
+	ck_assert_uint_eq(m.snapshot, 127); /* 191 is behind the match */
+	ck_assert_int_eq(kvt_snapshot_get(r.cache, &m, back, 10), RIG_SNAPSHOT - 128);
+	ck_assert_int_eq(kvt_snapshot_get(r.cache, &m, back, sizeof(back)), RIG_SNAPSHOT - 128);
+	memset(state, 128, sizeof(state));
+	ck_assert(!memcmp(state, back, RIG_SNAPSHOT - 128));
+	kvt_prefix_release(r.cache, &m);
+	/* a node has one, a session two: this one takes the place of another session's, and of its own oldest */
+	ck_assert(!kvt_snapshot_put(r.cache, &r.roots[0], tokens, 190, 1, state, 4096));
+	ck_assert(!kvt_prefix_stats(r.cache, &st));
+	ck_assert_uint_eq(st.snapshots_used, 3);
+	for (uint32_t n = 64; n <= 256; n += 64) {
+		ck_assert(!kvt_prefix_match(r.cache, &r.roots[0], tokens, n, &m));
+		ck_assert_uint_eq(m.snapshot, n == 64 ? 0 : n == 192 ? 190 : n - 1);
+		kvt_prefix_release(r.cache, &m);
+	}
+	ck_assert_int_eq(kvt_prefix_evict(r.cache, KVT_TIER_RAM, 1000), 4);
+	ck_assert(!kvt_prefix_stats(r.cache, &st));
+	ck_assert_uint_eq(st.snapshots_used, 0);
+	rig_free(&r);
+}
+END_TEST
+
+START_TEST(refuses_what_cannot_be)
+{
+	struct prefix_rig r = rig_make((struct rig_config){ 0 });
+	struct kvt_prefix_root root = r.roots[1];
+	struct kvt_prefix_match m;
+	uint32_t tokens[64] = { 0 };
+	struct kvt_seq *seq;
+
+	root.salt_bytes = 65;
+	ck_assert_int_eq(kvt_prefix_match(r.cache, &root, tokens, 64, &m), -EINVAL);
+	root = r.roots[1];
+	root.size = 8;
+	ck_assert_int_eq(kvt_prefix_match(r.cache, &root, tokens, 64, &m), -EINVAL);
+	root = r.roots[1];
+	root.reserved = 1;
+	ck_assert_int_eq(kvt_prefix_match(r.cache, &root, tokens, 64, &m), -EINVAL);
+	ck_assert(!kvt_seq_create(r.cache, &seq) && !kvt_seq_append(seq, tokens, 64));
+	ck_assert_int_eq(kvt_prefix_insert(r.cache, &r.roots[0], seq, 65, 0), -EINVAL);
+	ck_assert_int_eq(kvt_prefix_insert(r.cache, &r.roots[0], seq, 64, 0), -EINVAL); /* nothing was written */
+	ck_assert(!kvt_prefix_match(r.cache, &r.roots[0], tokens, 64, &m));
+	ck_assert_uint_eq(m.tokens, 0);
+	ck_assert_int_eq(kvt_prefix_attach(r.cache, &m, 64, seq), -EINVAL); /* not empty */
+	kvt_prefix_release(r.cache, &m);
+	ck_assert_int_eq(kvt_prefix_evict(r.cache, KVT_TIERS, 1), -EINVAL);
+	kvt_seq_free(seq);
+	rig_free(&r);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("prefix");
+	TCase *t = tcase_create("prefix");
+	SRunner *r = srunner_create(s);
+	int failed;
+
+	tcase_set_timeout(t, 200);
+	tcase_add_loop_test(t, a_hit_gives_what_was_written, 0, 3);
+	tcase_add_test(t, roots_and_tokens_do_not_collide);
+	tcase_add_test(t, evicts_what_was_asked_for);
+	tcase_add_loop_test(t, a_full_cache_goes_on, 0, 2);
+	tcase_add_test(t, snapshots_hang_on_nodes);
+	tcase_add_test(t, refuses_what_cannot_be);
+	suite_add_tcase(s, t);
+	srunner_run_all(r, CK_NORMAL);
+	failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: MIT
+/*
+ * The prefix tree against a list of all that was inserted: the longest common
+ * prefix, found by comparing with everything. Few token values, so that
+ * prompts share, split and end anywhere; ids that differ in one byte only.
+ * After every step the tree's books balance.
+ */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cache/tree.h"
+#include "lib/store_model.h"
+
+#define CHUNK 4
+#define CAPACITY 96
+#define PROMPT 40
+#define ROOTS 5
+
+static const uint32_t values[] = { 65, 321, 0, 65536, 0x7fffffff, UINT32_MAX };
+
+static struct kvt_root_key root_key(uint32_t i)
+{
+	struct kvt_root_key key = { .model = { 1 } };
+
+	/* an adapter "a" with the salt "b", the adapter "ab", the salt "ab": none may be another */
+	switch (i) {
+	case 1:
+		key.adapter_bytes = 1, key.adapter[0] = 'a', key.salt_bytes = 1, key.salt[0] = 'b';
+		break;
+	case 2:
+		key.adapter_bytes = 2, memcpy(key.adapter, "ab", 2);
+		break;
+	case 3:
+		key.salt_bytes = 2, memcpy(key.salt, "ab", 2);
+		break;
+	case 4:
+		key.salt_bytes = 3, memcpy(key.salt, "ab", 3);
+		break;
+	}
+	return key;
+}
+
+/* What the tree holds, as paths: tokens from the root to a node's end. */
+struct known {
+	uint32_t node, root, n, tokens[PROMPT];
+};
+
+struct state {
+	struct kvt_tree *t;
+	struct known known[CAPACITY];
+	uint32_t n, pins[64], n_pins;
+	uint64_t random;
+};
+
+static uint32_t pick(struct state *s, uint32_t n)
+{
+	return (uint32_t)(model_random(&s->random) % n);
+}
+
+static uint32_t prompt(struct state *s, uint32_t *tokens)
+{
+	uint32_t n = 1 + pick(s, PROMPT);
+
+	for (uint32_t i = 0; i < n; i++)
+		tokens[i] = values[pick(s, 8) ? 0 : pick(s, 6)];
+	return n;
+}
+
+static uint32_t longest(const struct state *s, uint32_t root, const uint32_t *tokens, uint32_t n)
+{
+	uint32_t best = 0, k;
+
+	for (uint32_t i = 0; i < s->n; i++) {
+		if (s->known[i].root != root)
+			continue;
+		for (k = 0; k < n && k < s->known[i].n && tokens[k] == s->known[i].tokens[k]; k++)
+			;
+		best = k > best ? k : best;
+	}
+	return best;
+}
+
+static void removed(struct state *s, uint32_t node)
+{
+	for (uint32_t i = 0; i < s->n; i++)
+		if (s->known[i].node == node)
+			s->known[i--] = s->known[--s->n];
+}
+
+static uint32_t walk(struct state *s, uint32_t which, const uint32_t *tokens, uint32_t n, struct kvt_tree_path *path)
+{
+	struct kvt_root_key key = root_key(which);
+
+	kvt_tree_walk(s->t, kvt_tree_root(s->t, &key), tokens, n, path);
+	ck_assert_uint_eq(path->tokens, longest(s, which, tokens, n));
+	ck_assert_uint_eq(path->chunks, (path->tokens + CHUNK - 1) / CHUNK);
+	return path->tokens;
+}
+
+static void insert(struct state *s)
+{
+	uint32_t tokens[PROMPT], n = prompt(s, tokens), which = pick(s, ROOTS), node, part, old;
+	struct kvt_root_key key = root_key(which);
+	uint32_t root = kvt_tree_root_get(s->t, &key), parent = KVT_TREE_NONE;
+
+	ck_assert_uint_ne(root, KVT_TREE_NONE);
+	for (uint32_t at = 0; at < n; at += part) {
+		part = n - at < CHUNK ? n - at : CHUNK;
+		node = kvt_tree_child(s->t, root, parent, tokens + at, part);
+		if (node == KVT_TREE_NONE) {
+			struct known *k = &s->known[s->n];
+
+			node = kvt_tree_add(s->t, root, parent, tokens + at, part);
+			if (node == KVT_TREE_NONE) {
+				ck_assert_uint_eq(s->t->used, CAPACITY);
+				break;
+			}
+			*k = (struct known){ .node = node, .root = which, .n = at + part };
+			memcpy(k->tokens, tokens, k->n * sizeof(uint32_t));
+			s->n++;
+			old = kvt_tree_covered(s->t, node);
+			if (old != KVT_TREE_NONE) {
+				kvt_tree_remove(s->t, old);
+				removed(s, old);
+			}
+		}
+		parent = node;
+	}
+	kvt_tree_root_put(s->t, root);
+}
+
+static void match(struct state *s)
+{
+	uint32_t tokens[PROMPT], n = prompt(s, tokens);
+	struct kvt_tree_path path;
+
+	if (!walk(s, pick(s, ROOTS), tokens, n, &path) || s->n_pins == 64)
+		return;
+	kvt_tree_pin(s->t, path.node);
+	s->pins[s->n_pins++] = path.node;
+}
+
+static void release(struct state *s)
+{
+	uint32_t i;
+
+	if (!s->n_pins)
+		return;
+	i = pick(s, s->n_pins);
+	kvt_tree_unpin(s->t, s->pins[i]);
+	s->pins[i] = s->pins[--s->n_pins];
+}
+
+static void evict(struct state *s)
+{
+	uint32_t node = kvt_tree_leaf(s->t), pinned = 0;
+
+	if (node == KVT_TREE_NONE) { /* only when all are pinned */
+		for (uint32_t i = 0; i < s->n; i++)
+			pinned += s->t->nodes[s->known[i].node].pins > 0;
+		ck_assert_uint_eq(pinned, s->t->used);
+		return;
+	}
+	ck_assert_uint_eq(s->t->nodes[node].pins, 0);
+	ck_assert_uint_eq(s->t->nodes[node].children, KVT_TREE_NONE);
+	for (uint32_t i = 0; i < s->n_pins; i++)
+		ck_assert_uint_ne(s->pins[i], node);
+	kvt_tree_remove(s->t, node);
+	removed(s, node);
+}
+
+START_TEST(finds_the_longest_prefix)
+{
+	struct state s = { .random = 7000 + (uint64_t)_i };
+	uint64_t steps = getenv("KVT_TEST_STEPS") ? strtoull(getenv("KVT_TEST_STEPS"), NULL, 0) : 30000;
+
+	ck_assert(!kvt_tree_create(CHUNK, CAPACITY, 5 + (uint64_t)_i, &kvt_policy_lru, &s.t));
+	for (uint64_t i = 0; i < steps; i++) {
+		switch (pick(&s, 8)) {
+		case 0:
+		case 1:
+		case 2:
+			insert(&s);
+			break;
+		case 3:
+		case 4:
+			match(&s);
+			break;
+		case 5:
+		case 6:
+			release(&s);
+			break;
+		default:
+			evict(&s);
+		}
+		ck_assert_msg(!kvt_tree_check(s.t), "step %llu: %s", (unsigned long long)i, kvt_last_error());
+		ck_assert_uint_eq(s.n, s.t->used);
+	}
+	while (s.n_pins)
+		release(&s);
+	ck_assert_uint_eq(s.t->pinned, 0);
+	while (s.n)
+		evict(&s);
+	ck_assert_uint_eq(s.t->used, 0);
+	ck_assert_uint_eq(s.t->roots_used, 0);
+	kvt_tree_destroy(s.t);
+}
+END_TEST
+
+/* Chunks of chunks: a whole chunk beside tails that begin it, and others between them in token order. */
+START_TEST(tails_give_way_to_what_covers_them)
+{
+	const uint32_t a[] = { 1, 2, 3, 4 }, b[] = { 1, 2, 9, 9 };
+	struct kvt_root_key key = root_key(0);
+	struct kvt_tree_path path;
+	uint32_t root, tail, node;
+	struct kvt_tree *t;
+
+	ck_assert(!kvt_tree_create(CHUNK, 8, 1, &kvt_policy_lru, &t));
+	root = kvt_tree_root_get(t, &key);
+	tail = kvt_tree_add(t, root, KVT_TREE_NONE, a, 2);
+	ck_assert_uint_eq(kvt_tree_child(t, root, KVT_TREE_NONE, a, 1), tail);
+	node = kvt_tree_add(t, root, KVT_TREE_NONE, a, 4);
+	kvt_tree_pin(t, tail);
+	ck_assert_uint_eq(kvt_tree_covered(t, node), KVT_TREE_NONE); /* somebody reads it */
+	kvt_tree_unpin(t, tail);
+	ck_assert_uint_eq(kvt_tree_covered(t, node), tail);
+	kvt_tree_remove(t, tail);
+	ck_assert_uint_eq(kvt_tree_child(t, root, KVT_TREE_NONE, a, 2), node);
+	kvt_tree_add(t, root, KVT_TREE_NONE, b, 4);
+	kvt_tree_walk(t, root, b, 3, &path);
+	ck_assert_uint_eq(path.tokens, 3);
+	kvt_tree_walk(t, root, a, 3, &path);
+	ck_assert_uint_eq(path.tokens, 3);
+	ck_assert_uint_eq(path.node, node);
+	ck_assert(!kvt_tree_check(t));
+	kvt_tree_destroy(t);
+}
+END_TEST
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/*
+ * A prompt of 128K tokens in a large tree, in the smallest chunks that are usual. What is on the way of
+ * every request takes at most a few times as long as reading the prompt and its copy in the tree once.
+ */
+START_TEST(a_long_prompt_is_found_at_once)
+{
+	const uint32_t chunk = 32, per = 4096, n = chunk * per;
+	const uint32_t prompts = getenv("KVT_TEST_SANITIZER") ? 2 : getenv("KVT_TEST_BIG") ? 244 : 24, capacity = prompts * per;
+	uint32_t *tokens = malloc(n * sizeof(*tokens)), parent, root, differs = 0;
+	double start, insert = 1e9, find = 1e9, read = 1e9, t;
+	struct kvt_root_key key = root_key(0);
+	struct kvt_tree_path path;
+	struct kvt_tree *tree;
+
+	ck_assert(!kvt_tree_create(chunk, capacity, 1, &kvt_policy_lru, &tree));
+	root = kvt_tree_root_get(tree, &key);
+	for (uint32_t p = 0; p < prompts; p++) {
+		for (uint32_t i = 0; i < n; i++)
+			tokens[i] = (i < 1000 ? 0 : p) * 7919 + i; /* all share the beginning */
+		start = now();
+		kvt_tree_walk(tree, root, tokens, n, &path);
+		parent = path.parent;
+		for (uint32_t at = path.whole; at < n; at += chunk)
+			if (kvt_tree_child(tree, root, parent, tokens + at, chunk) == KVT_TREE_NONE)
+				parent = kvt_tree_add(tree, root, parent, tokens + at, chunk);
+		t = now() - start;
+		insert = t < insert ? t : insert;
+	}
+	for (uint32_t p = 0; p < prompts; p += prompts / 12 + 1) {
+		for (uint32_t i = 0; i < n; i++)
+			tokens[i] = (i < 1000 ? 0 : p) * 7919 + i;
+		start = now();
+		kvt_tree_walk(tree, root, tokens, n, &path);
+		kvt_tree_pin(tree, path.node);
+		t = now() - start;
+		find = t < find ? t : find;
+		kvt_tree_unpin(tree, path.node);
+		ck_assert_uint_eq(path.tokens, n);
+		start = now();
+		for (uint32_t i = 0; i < n; i++) /* any other prompt's tokens */
+			differs += tokens[i] != tree->tokens[(uint64_t)(p + prompts / 2) % prompts * n + i];
+		t = now() - start;
+		read = t < read ? t : read;
+	}
+	printf("prompt of 128K tokens in a tree of %u chunks: found in %.3f ms, inserted in %.3f ms; reading both %.3f ms; %.0f bytes a chunk of %u tokens (%u)\n",
+	       tree->used, find * 1e3, insert * 1e3, read * 1e3,
+	       (double)kvt_tree_bytes(chunk, capacity, &kvt_policy_lru) / capacity, chunk, differs > 0);
+	if (!getenv("KVT_TEST_SANITIZER")) {
+		ck_assert_msg(find < 60 * read, "found in %.1f times the time of reading", find / read);
+		ck_assert_msg(insert < 120 * read, "inserted in %.1f times the time of reading", insert / read);
+	}
+	kvt_tree_destroy(tree);
+	free(tokens);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("prefix_tree");
+	TCase *t = tcase_create("tree");
+	SRunner *r = srunner_create(s);
+	int failed;
+
+	tcase_set_timeout(t, 200);
+	tcase_add_loop_test(t, finds_the_longest_prefix, 0, 4);
+	tcase_add_test(t, tails_give_way_to_what_covers_them);
+	tcase_add_test(t, a_long_prompt_is_found_at_once);
+	suite_add_tcase(s, t);
+	srunner_run_all(r, CK_NORMAL);
+	failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
