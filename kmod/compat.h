@@ -28,9 +28,8 @@
 #define KVT_SETATTR_ARGS struct user_namespace *mnt_userns, struct dentry *dentry, struct iattr *attr
 #endif
 
-/* 6.6 gave these helpers; they were backported to 6.1, but not to all between: Kbuild looks. */
-#ifndef KVT_HAVE_KIOCB_START_WRITE
-static inline void kiocb_start_write(struct kiocb *iocb)
+/* 6.6 gave these helpers; they were backported to 6.1, but not to all between, so that no version tells. */
+static inline void kvt_kiocb_start_write(struct kiocb *iocb)
 {
 	struct super_block *sb = file_inode(iocb->ki_filp)->i_sb;
 
@@ -38,14 +37,13 @@ static inline void kiocb_start_write(struct kiocb *iocb)
 	__sb_writers_release(sb, SB_FREEZE_WRITE);
 }
 
-static inline void kiocb_end_write(struct kiocb *iocb)
+static inline void kvt_kiocb_end_write(struct kiocb *iocb)
 {
 	struct super_block *sb = file_inode(iocb->ki_filp)->i_sb;
 
 	__sb_writers_acquired(sb, SB_FREEZE_WRITE);
 	sb_end_write(sb);
 }
-#endif
 
 /* 6.3 made vm_flags read-only but for its setters. */
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 3, 0)
@@ -102,6 +100,9 @@ static inline struct shrinker *shrinker_alloc(unsigned int flags, const char *na
 #define KVT_LRU_WALKER(name, item, arg) \
 	enum lru_status name(struct list_head *item, struct list_lru_one *list, spinlock_t *lock, void *arg)
 #endif
+
+/* 6.8 protects against freezing in vfs_iocb_iter_write(), up to its return, or to the end of what it has begun. */
+#define KVT_VFS_STARTS_WRITE (LINUX_VERSION_CODE >= KERNEL_VERSION(6, 8, 0))
 
 /* 6.8 dropped the count. */
 static inline void kvt_eventfd_signal(struct eventfd_ctx *ctx)

@@ -112,31 +112,40 @@ static void kvt_item_queue(struct kvt_item *item)
 	spin_unlock_irqrestore(&queue->lock, flags);
 }
 
-static void kvt_item_complete(struct kiocb *iocb, long result)
+static void kvt_item_done(struct kvt_item *item, long result)
 {
-	struct kvt_item *item = container_of(iocb, struct kvt_item, iocb);
-
-	if (kvt_item_freezes(item))
-		kiocb_end_write(iocb);
-	if (result == -EAGAIN && (iocb->ki_flags & IOCB_NOWAIT))
+	if (result == -EAGAIN && (item->iocb.ki_flags & IOCB_NOWAIT))
 		kvt_item_queue(item);
 	else
 		kvt_item_finish(item, result);
 }
 
-/* false: would block */
+/* What was begun, and not done at once, ends here: with it the protection against freezing. */
+static void kvt_item_complete(struct kiocb *iocb, long result)
+{
+	struct kvt_item *item = container_of(iocb, struct kvt_item, iocb);
+
+	if (kvt_item_freezes(item))
+		kvt_kiocb_end_write(iocb);
+	kvt_item_done(item, result);
+}
+
+/* false: would block. The submitter must not wait for a frozen file system, also where the VFS would. */
 static bool kvt_start_write(struct kiocb *iocb)
 {
 	struct super_block *sb = file_inode(iocb->ki_filp)->i_sb;
 
 	if (!(iocb->ki_flags & IOCB_NOWAIT)) {
-		kiocb_start_write(iocb);
+		if (!KVT_VFS_STARTS_WRITE)
+			kvt_kiocb_start_write(iocb);
 		return true;
 	}
 	if (!sb_start_write_trylock(sb))
 		return false;
-	/* As kiocb_start_write() does: lockdep is told that another context will end it. */
-	__sb_writers_release(sb, SB_FREEZE_WRITE);
+	if (KVT_VFS_STARTS_WRITE)
+		sb_end_write(sb);
+	else /* as kvt_kiocb_start_write() does: lockdep is told that another context will end it */
+		__sb_writers_release(sb, SB_FREEZE_WRITE);
 	return true;
 }
 
@@ -160,8 +169,11 @@ static void kvt_item_issue(struct kvt_item *item)
 		ret = vfs_iocb_iter_write(iocb->ki_filp, iocb, &iter);
 	else
 		ret = vfs_iocb_iter_read(iocb->ki_filp, iocb, &iter);
-	if (ret != -EIOCBQUEUED)
-		kvt_item_complete(iocb, ret);
+	if (ret == -EIOCBQUEUED)
+		return;
+	if (kvt_item_freezes(item) && !KVT_VFS_STARTS_WRITE)
+		kvt_kiocb_end_write(iocb);
+	kvt_item_done(item, ret);
 }
 
 static void kvt_item_work(struct work_struct *work)
