@@ -4,8 +4,8 @@
  *
  * A pool is an array of equal frames in one mapping. A slot file is an array of
  * equal slots on disk. A transfer copies the head of one frame to or from one
- * slot, asynchronously. Implementations: user.c (mmap, io_uring or threads);
- * later module.c. All pass tests/conformance/host.c.
+ * slot, asynchronously. Implementations: user.c (mmap, io_uring or threads),
+ * module.c (/dev/kvtier). All pass tests/conformance/host.c.
  *
  * Threads: pool and file calls may run concurrently. kvt_host_submit() and
  * kvt_host_reap() are safe from any thread.
@@ -46,6 +46,10 @@ const char *kvt_host_note(const struct kvt_host *host);
 
 /* ---- pools ---- */
 
+#define KVT_POOL_HEADER_BYTES 4096u
+
+struct kvt_pool_reclaim_ops;
+
 struct kvt_pool {
 	uint8_t *base; /* frame i is at base + i * frame_bytes; page aligned */
 	uint64_t frame_bytes;
@@ -53,6 +57,9 @@ struct kvt_pool {
 	bool pinned;	 /* really locked */
 	bool hugepages;	 /* really huge */
 	int32_t node;	 /* node the kernel was given, or -1 */
+	bool found;	 /* named, and there before: frames and header are as they were left */
+	uint8_t *header; /* named: a page that is kept with the frames; zeros at first. Else NULL */
+	const struct kvt_pool_reclaim_ops *reclaim; /* NULL: frames stay */
 };
 
 struct kvt_pool_params {
@@ -61,12 +68,28 @@ struct kvt_pool_params {
 	bool hugepages;	  /* MAP_HUGETLB for a multiple of 2 MiB where there are enough, else madvise */
 	bool numa_strict; /* bound to @node, an error if that is refused; else @node is preferred */
 	int32_t node;	  /* or -1 */
+	bool reclaim;	  /* what is let go of may be taken when memory is short, where the host can */
+	const char *name; /* outlives its maker; one process at a time finds it again by this name. NULL: it does not */
+};
+
+/*
+ * A pool whose ->reclaim is set: all frames are held at first. One that was let
+ * go of may be taken away at any time, the oldest first, until it is held
+ * again; nobody may touch it meanwhile. Any thread; calls on one frame are the
+ * caller's to order.
+ */
+struct kvt_pool_reclaim_ops {
+	void (*let_go)(struct kvt_pool *, uint32_t frame);
+	bool (*hold)(struct kvt_pool *, uint32_t frame); /* false: it was taken, its content is lost */
+	int (*regain)(struct kvt_pool *, uint32_t frame); /* hold it whatever it contains; -ENOMEM: there is no memory for it */
 };
 
 /*
  * Frames read as zeros at first. A child of fork() does not inherit them.
  * A pageable pool is committed lazily by the kernel. Errors: -ENOMEM, -EINVAL,
  * and with numa_strict what mbind() said; otherwise one warning and node = -1.
+ * With a name: -EOPNOTSUPP (only the module has such pools), -EBUSY (another
+ * process uses it), -EEXIST (it has another geometry), -EACCES.
  */
 int kvt_pool_create(struct kvt_host *host, const struct kvt_pool_params *params, struct kvt_pool **pool);
 void kvt_pool_destroy(struct kvt_host *host, struct kvt_pool *pool);

@@ -10,10 +10,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -34,6 +36,8 @@ struct module_pool {
 	struct kvt_pool pool; /* first: what callers see */
 	int fd;
 	size_t map_bytes; /* 0: this entry of the host's table is free */
+	_Atomic uint64_t *words; /* NULL: no frame is ever let go of */
+	_Atomic uint32_t clock;	 /* the words' stamps */
 };
 
 struct module_io {
@@ -75,6 +79,23 @@ static int open_device(void)
 	close(fd);
 	return kvt_fail(-ENODEV, "%s: the module lacks features: %#llx of %#llx", KVTIER_DEVICE,
 			(unsigned long long)(query.features & NEEDED), NEEDED);
+}
+
+int kvt_module_pool_remove(const char *name)
+{
+	struct kvtier_pool_remove remove = { .size = sizeof(remove) };
+	int device, ret = 0;
+
+	if (strlen(name) >= sizeof(remove.name))
+		return kvt_fail(-EINVAL, "a pool's name has at most %zu bytes", sizeof(remove.name) - 1);
+	device = open_device();
+	if (device < 0)
+		return device;
+	strcpy((char *)remove.name, name);
+	if (ioctl(device, KVTIER_IOC_POOL_REMOVE, &remove) < 0)
+		ret = kvt_fail(-errno, "the pool %s: %s", name, strerror(errno));
+	close(device);
+	return ret;
 }
 
 /* Asked of the module itself: it knows about capabilities. */
@@ -246,20 +267,96 @@ static int pool_refused(int err, uint64_t bytes, const struct kvt_pool_params *p
 	}
 }
 
+/* ---- frames that the kernel may take ---- */
+
+static void module_let_go(struct kvt_pool *pool, uint32_t frame)
+{
+	struct module_pool *p = (struct module_pool *)pool;
+	uint64_t word = atomic_load(&p->words[frame]);
+
+	/* It is this process's as long as it says HELD. */
+	if (KVTIER_WORD_STATE(word) == KVTIER_WORD_HELD)
+		atomic_store(&p->words[frame], KVTIER_WORD(KVTIER_WORD_CLEAN, KVTIER_WORD_GENERATION(word),
+							   atomic_fetch_add(&p->clock, 1)));
+}
+
+static bool module_hold(struct kvt_pool *pool, uint32_t frame)
+{
+	struct module_pool *p = (struct module_pool *)pool;
+	uint64_t word = atomic_load(&p->words[frame]);
+
+	if (KVTIER_WORD_STATE(word) == KVTIER_WORD_CLEAN)
+		return atomic_compare_exchange_strong(&p->words[frame], &word,
+						      KVTIER_WORD(KVTIER_WORD_HELD, KVTIER_WORD_GENERATION(word), 0));
+	return KVTIER_WORD_STATE(word) == KVTIER_WORD_HELD;
+}
+
+static int module_regain(struct kvt_pool *pool, uint32_t frame)
+{
+	struct module_pool *p = (struct module_pool *)pool;
+	struct kvtier_range range = { .size = sizeof(range), .first = frame, .n = 1 };
+
+	while (!module_hold(pool, frame))
+		if (ioctl(p->fd, KVTIER_IOC_POPULATE, &range) < 0)
+			return kvt_fail(errno == EPERM || errno == EDQUOT || errno == ENOSPC ? -ENOMEM : -errno,
+					"a frame that the kernel took got no memory again: %s", strerror(errno));
+	return 0;
+}
+
+static const struct kvt_pool_reclaim_ops reclaim_ops = {
+	.let_go = module_let_go,
+	.hold = module_hold,
+	.regain = module_regain,
+};
+
+/* ---- making them ---- */
+
+/* One process at a time: the lock goes with the descriptor, however the process ends. */
+static int lock_named(int fd, const char *name)
+{
+	if (!flock(fd, LOCK_EX | LOCK_NB))
+		return fd;
+	close(fd);
+	return kvt_fail(-EBUSY, "the pool %s is in use by another process", name);
+}
+
+/* A pool of that name that is there: its descriptor, or -ENOENT. */
+static int find_named(struct module_host *m, const struct kvt_pool_params *params)
+{
+	struct kvtier_pool_open o = { .size = sizeof(o) };
+	struct kvtier_pool_stat stat = { .size = sizeof(stat) };
+
+	strcpy((char *)o.name, params->name);
+	if (ioctl(m->device, KVTIER_IOC_POOL_OPEN, &o) < 0)
+		return errno == ENOENT ? -ENOENT : kvt_fail(-errno, "the pool %s: %s", params->name, strerror(errno));
+	if (ioctl(o.fd, KVTIER_IOC_POOL_STAT, &stat) < 0 || stat.frame_bytes != m->host.params.frame_bytes ||
+	    stat.n_frames != params->n_frames || !(stat.flags & KVTIER_POOL_RECLAIM) != !params->reclaim) {
+		close(o.fd);
+		return kvt_fail(-EEXIST, "the pool %s has %u frames of %u bytes, %u of %llu are asked for: the parameters that it was made with, another name, or kvtier pools --remove %s",
+				params->name, stat.n_frames, stat.frame_bytes, params->n_frames,
+				(unsigned long long)m->host.params.frame_bytes, params->name);
+	}
+	return lock_named(o.fd, params->name);
+}
+
 static int create_pool(struct module_host *m, const struct kvt_pool_params *params, uint64_t bytes, int32_t *node)
 {
 	struct kvtier_pool_create create = {
 		.size = sizeof(create),
-		.flags = (params->pinned ? 0 : KVTIER_POOL_LAZY) |
+		.flags = (params->pinned ? 0 : KVTIER_POOL_LAZY) | (params->reclaim ? KVTIER_POOL_RECLAIM : 0) |
 			 (params->numa_strict && params->node >= 0 ? KVTIER_POOL_STRICT_NODE : 0),
 		.frame_bytes = (uint32_t)m->host.params.frame_bytes,
 		.n_frames = params->n_frames,
 		.node = params->node < 0 ? -1 : params->node,
 	};
 
+	if (params->name) {
+		create.mode = 0600;
+		strcpy((char *)create.name, params->name);
+	}
 	*node = create.node;
 	if (!ioctl(m->device, KVTIER_IOC_POOL_CREATE, &create))
-		return create.fd;
+		return params->name ? lock_named(create.fd, params->name) : create.fd;
 	if (errno == ENODEV && !params->numa_strict) {
 		create.node = *node = -1;
 		if (!ioctl(m->device, KVTIER_IOC_POOL_CREATE, &create)) {
@@ -270,6 +367,23 @@ static int create_pool(struct module_host *m, const struct kvt_pool_params *para
 		}
 	}
 	return pool_refused(errno, bytes, params);
+}
+
+static size_t words_bytes(uint32_t n_frames)
+{
+	return (n_frames * sizeof(uint64_t) + 4095) & ~(size_t)4095;
+}
+
+static void unmap_pool(struct module_pool *p)
+{
+	if (p->pool.base)
+		munmap(p->pool.base, p->pool.n_frames * p->pool.frame_bytes);
+	if (p->words)
+		munmap((void *)p->words, words_bytes(p->pool.n_frames));
+	if (p->pool.header)
+		munmap(p->pool.header, KVTIER_HEADER_BYTES);
+	close(p->fd);
+	p->map_bytes = 0;
 }
 
 static int fill_pool(struct module_host *m, struct module_pool *p, const struct kvt_pool_params *params)
@@ -284,20 +398,35 @@ static int fill_pool(struct module_host *m, struct module_pool *p, const struct 
 	if (bytes > physical)
 		return kvt_fail(-ENOMEM, "pool of %s: the machine has %s of memory", kvt_size_text(bytes).s,
 				kvt_size_text(physical).s);
+	if (params->name && (!*params->name || strlen(params->name) >= KVTIER_NAME_BYTES))
+		return kvt_fail(-EINVAL, "a pool's name has 1 to %d bytes, not %zu", KVTIER_NAME_BYTES - 1, strlen(params->name));
 	*p = (struct module_pool) { .pool = { .frame_bytes = frame_bytes, .n_frames = params->n_frames,
-					      .pinned = params->pinned } };
-	ret = create_pool(m, params, bytes, &p->pool.node);
+					      .pinned = params->pinned, .node = -1 } };
+	ret = params->name ? find_named(m, params) : -ENOENT;
+	p->pool.found = ret >= 0;
+	if (ret == -ENOENT)
+		ret = create_pool(m, params, bytes, &p->pool.node);
 	if (ret < 0)
 		return ret;
 	p->fd = ret;
 	base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, p->fd, 0);
-	if (base == MAP_FAILED) {
+	if (base != MAP_FAILED)
+		p->pool.base = base;
+	if (params->reclaim) {
+		base = mmap(NULL, words_bytes(params->n_frames), PROT_READ | PROT_WRITE, MAP_SHARED, p->fd, KVTIER_MMAP_WORDS);
+		p->words = base != MAP_FAILED ? base : NULL;
+		p->pool.reclaim = &reclaim_ops;
+	}
+	if (params->name) {
+		base = mmap(NULL, KVTIER_HEADER_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, p->fd, KVTIER_MMAP_HEADER);
+		p->pool.header = base != MAP_FAILED ? base : NULL;
+	}
+	if (!p->pool.base || (params->reclaim && !p->words) || (params->name && !p->pool.header)) {
 		ret = kvt_fail(-ENOMEM, "pool of %s: mmap(): %s: ulimit -v, or vm.overcommit_memory",
 			       kvt_size_text(bytes).s, strerror(errno));
-		close(p->fd);
+		unmap_pool(p);
 		return ret;
 	}
-	p->pool.base = base;
 	p->map_bytes = bytes;
 	return 0;
 }
@@ -325,9 +454,7 @@ static void module_pool_destroy(struct kvt_host *host, struct kvt_pool *pool)
 	struct module_pool *p = (struct module_pool *)pool;
 
 	pthread_mutex_lock(&m->lock);
-	munmap(p->pool.base, p->map_bytes);
-	close(p->fd);
-	p->map_bytes = 0;
+	unmap_pool(p);
 	pthread_mutex_unlock(&m->lock);
 }
 

@@ -122,6 +122,9 @@ int kvt_user_pool_map(struct kvt_user_pool *pool, const struct kvt_pool_params *
 	int ret;
 
 	*pool = (struct kvt_user_pool){ .buf_first = -1 };
+	if (params->name)
+		return kvt_fail(-EOPNOTSUPP, "pool %s: memory that outlives its process is had from the kvtier module only: host module",
+				params->name);
 	if (!params->n_frames || __builtin_mul_overflow((uint64_t)params->n_frames, frame_bytes, &bytes) ||
 	    bytes > INT64_MAX)
 		return kvt_fail(-EINVAL, "pool: %u frames of %s cannot be", params->n_frames,
