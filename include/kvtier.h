@@ -139,6 +139,8 @@ struct kvt_cache_params {
 	const char *store_dir;	 /* the disk tier lives in this directory and outlives the process; needs @prefix_bytes */
 	const void *store_model; /* [KVT_FINGERPRINT] of the model whose rows these are; with @store_dir */
 	uint64_t store_rotation; /* names what is done to rows before they are encoded (rotation, rope); 0: nothing */
+	const char *warm_name; /* the ram tier outlives this process, under this name; NULL: it does not. kvt_seq_recover() */
+	uint64_t warm_id;      /* of what makes the rows (model, adapters): rows of another are refused */
 };
 
 #define KVT_FINGERPRINT 32 /* bytes that stand for a model's weights: a digest of them */
@@ -183,6 +185,16 @@ void kvt_cache_parallel(struct kvt_cache *cache, uint32_t n, void (*fn)(void *ar
 
 /* An empty sequence. -ENOSPC: @max_seqs are alive. */
 int kvt_seq_create(struct kvt_cache *cache, struct kvt_seq **seq);
+
+/*
+ * With @warm_name: of the sequences that a process before this one left in the
+ * ram tier, the one that begins with the most of @tokens [n], cut to those; it
+ * is a sequence as any other then. Its rows have been verified; of what was in
+ * another tier, or being written, nothing is left. Rows of raw planes are not
+ * kept, and of a block that sequences share, one has it. -ENOENT: none begins
+ * so. Sequences that nobody recovers make room for new ones.
+ */
+int kvt_seq_recover(struct kvt_cache *cache, const uint32_t *tokens, uint32_t n, struct kvt_seq **seq);
 
 /*
  * A sequence that begins with the first @tokens of @seq (at most its length).
@@ -446,6 +458,8 @@ struct kvt_stats {
 	uint64_t io_errors;	   /* reads and writes that failed */
 	uint64_t full;		   /* calls and writes that found every place taken */
 	uint64_t blocks_lost;	   /* content no tier can give any more */
+	uint64_t reclaimed;	   /* blocks whose memory the kernel took; they are read from disk again */
+	uint64_t warm_blocks;	   /* blocks found in a warm pool, and verified */
 };
 
 /* Fill @stats (its size set). Exact when the cache is at rest. */

@@ -271,6 +271,8 @@ static int make_plan(struct plan *plan, const struct kvt_cache_params *params, b
 		.planes = plan->geoms, .n_planes = p->n_planes, .flags = p->flags, .block_bytes = p->block_bytes,
 		.disk_dir = p->disk_dir, .numa_node = p->numa_node - 1,
 		.writeback_bytes_per_s = p->writeback_bytes_per_s, .policy = &kvt_policy_lru,
+		.warm = p->warm_name, .warm_id = p->warm_id,
+		.user_bytes = p->warm_name ? (uint64_t)p->max_seqs * p->max_tokens * sizeof(uint32_t) : 0,
 	};
 	plan->host = (struct kvt_host_params){
 		.kind = p->host, .io = p->io, .depth = HOST_DEPTH, .frame_bytes = p->block_bytes,
@@ -377,6 +379,7 @@ static int make_tables(struct kvt_cache *c, const struct plan *plan)
 	return 0;
 }
 
+/* @AUTO: an NVIDIA GPU if this machine and this build have what it takes, else host memory. */
 static int open_gpu(struct kvt_cache *c, const struct kvt_cache_params *p)
 {
 	if (p->backend == KVT_BACKEND_CUDA)
@@ -442,6 +445,8 @@ static int build(struct kvt_cache *c, struct plan *plan)
 		ret = open_dir(c, plan);
 	if (!ret)
 		ret = kvt_store_create(&plan->store, &c->store);
+	if (!ret && plan->p.warm_name)
+		kvt_cache_recover(c);
 	if (!ret)
 		ret = kvt_workers_create(c->threads, &c->workers);
 	if (!ret) {

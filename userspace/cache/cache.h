@@ -34,6 +34,7 @@ struct kvt_seq {
 	struct kvt_cache *cache;
 	uint32_t len;
 	bool alive;
+	bool recovered; /* left by another process, and not asked for yet */
 	uint32_t *tokens; /* [max_tokens] */
 	uint32_t *tables; /* of all sequence planes, one after the other */
 };
@@ -79,6 +80,18 @@ int kvt_table_read(struct kvt_cache *cache, const struct kvt_plane *plane, const
 /* Write rows [first, first + n) through a table; a shared block is copied first. Block by block: all of it or none. */
 int kvt_table_write(struct kvt_cache *cache, uint32_t plane, uint32_t *table, uint64_t first, uint64_t n,
 		    const struct kvt_rows *src);
+
+/* What a block is called in a warm pool: its entry's place among all tables. */
+static inline uint64_t kvt_entry_key(const struct kvt_cache *cache, const uint32_t *entry)
+{
+	return (uint64_t)(entry - cache->tables) + 1;
+}
+
+/* Give an entry's block up, and the name that it has by it. */
+void kvt_table_put(struct kvt_cache *cache, uint32_t *entry);
+
+/* Take over what the store found in a warm pool. */
+void kvt_cache_recover(struct kvt_cache *cache);
 
 /* Make *block hold at most its first @rows, in a copy where others share it. */
 int kvt_table_own(struct kvt_cache *cache, uint32_t *block, uint32_t rows);

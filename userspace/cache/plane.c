@@ -82,8 +82,7 @@ static int clear_rows(struct kvt_cache *c, uint32_t plane, uint64_t first, uint3
 		return kvt_store_write(c->store, *block, row, n, &zeros);
 	if (row)
 		return kvt_store_cut(c->store, *block, row);
-	kvt_store_put(c->store, *block);
-	*block = KVT_NO_BLOCK;
+	kvt_table_put(c, block);
 	return 0;
 }
 

@@ -28,37 +28,12 @@ static int check_range(const struct kvt_seq *seq, uint32_t first, uint32_t n)
 	return 0;
 }
 
-int kvt_seq_create(struct kvt_cache *c, struct kvt_seq **seq)
-{
-	int ret = -ENOSPC;
-
-	pthread_mutex_lock(&c->lock);
-	for (uint32_t i = 0; i < c->max_seqs && ret; i++) {
-		struct kvt_seq *s = &c->seqs[i];
-
-		if (s->alive)
-			continue;
-		s->alive = true;
-		s->len = 0;
-		memset(s->tables, 0xff, c->tables_len * sizeof(uint32_t)); /* KVT_NO_BLOCK */
-		c->alive++;
-		*seq = s;
-		ret = 0;
-	}
-	pthread_mutex_unlock(&c->lock);
-	return ret ? kvt_fail(ret, "%u sequences are alive, as many as max_seqs allows", c->max_seqs) : 0;
-}
-
 static void drop_blocks(struct kvt_seq *seq, const struct kvt_plane *p, uint32_t from)
 {
 	uint32_t *table = kvt_seq_table(seq, p);
 
-	for (uint32_t i = from; i < p->table_len && (uint64_t)i * p->geom.block_rows < seq->len; i++) {
-		if (table[i] == KVT_NO_BLOCK)
-			continue;
-		kvt_store_put(seq->cache->store, table[i]);
-		table[i] = KVT_NO_BLOCK;
-	}
+	for (uint32_t i = from; i < p->table_len && (uint64_t)i * p->geom.block_rows < seq->len; i++)
+		kvt_table_put(seq->cache, &table[i]);
 }
 
 static void cut(struct kvt_seq *seq, uint32_t tokens)
@@ -72,6 +47,28 @@ static void cut(struct kvt_seq *seq, uint32_t tokens)
 			drop_blocks(seq, p, (tokens + p->geom.block_rows - 1) / p->geom.block_rows);
 	}
 	seq->len = tokens;
+}
+
+int kvt_seq_create(struct kvt_cache *c, struct kvt_seq **seq)
+{
+	struct kvt_seq *s = NULL;
+
+	pthread_mutex_lock(&c->lock);
+	for (uint32_t i = 0; i < c->max_seqs && (!s || s->alive); i++)
+		if (!c->seqs[i].alive || (!s && c->seqs[i].recovered))
+			s = &c->seqs[i];
+	if (s) {
+		c->alive += !s->alive;
+		s->alive = true;
+		s->recovered = false;
+	}
+	pthread_mutex_unlock(&c->lock);
+	if (!s)
+		return kvt_fail(-ENOSPC, "%u sequences are alive, as many as max_seqs allows", c->max_seqs);
+	cut(s, 0); /* what nobody recovered */
+	memset(s->tables, 0xff, c->tables_len * sizeof(uint32_t)); /* KVT_NO_BLOCK */
+	*seq = s;
+	return 0;
 }
 
 void kvt_seq_free(struct kvt_seq *seq)

@@ -69,6 +69,8 @@ int64_t kvt_cache_stats_json(struct kvt_cache *c, char *buf, size_t bytes)
 	COUNT(io_errors);
 	COUNT(full);
 	COUNT(blocks_lost);
+	COUNT(reclaimed);
+	COUNT(warm_blocks);
 #undef COUNT
 	json_object_set_new(root, "disk_reason", json_string(info.reason ? info.reason : ""));
 	text = json_dumps(root, JSON_INDENT(2) | JSON_PRESERVE_ORDER);

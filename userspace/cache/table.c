@@ -67,6 +67,23 @@ int kvt_table_read(struct kvt_cache *cache, const struct kvt_plane *plane, const
 	return 0;
 }
 
+void kvt_table_put(struct kvt_cache *cache, uint32_t *entry)
+{
+	if (*entry == KVT_NO_BLOCK)
+		return;
+	kvt_store_unname(cache->store, *entry, kvt_entry_key(cache, entry));
+	kvt_store_put(cache->store, *entry);
+	*entry = KVT_NO_BLOCK;
+}
+
+/* The old name goes first: two blocks never have one. */
+static void replace(struct kvt_cache *cache, uint32_t *entry, uint32_t block)
+{
+	kvt_table_put(cache, entry);
+	*entry = block;
+	kvt_store_name(cache->store, block, kvt_entry_key(cache, entry));
+}
+
 /* No tier has room: what is kept for later requests makes way for what runs. */
 static bool made_room(struct kvt_cache *cache, int err)
 {
@@ -95,8 +112,7 @@ int kvt_table_own(struct kvt_cache *cache, uint32_t *block, uint32_t rows)
 	ret = copy_block(cache, *block, rows, &copy);
 	if (ret)
 		return ret;
-	kvt_store_put(cache->store, *block);
-	*block = copy;
+	replace(cache, block, copy);
 	return 0;
 }
 
@@ -144,11 +160,8 @@ int kvt_table_write(struct kvt_cache *cache, uint32_t plane, uint32_t *table, ui
 				kvt_store_put(cache->store, target);
 			return ret;
 		}
-		if (target != *block) {
-			if (*block != KVT_NO_BLOCK)
-				kvt_store_put(cache->store, *block);
-			*block = target;
-		}
+		if (target != *block)
+			replace(cache, block, target);
 		first += part;
 		done += part;
 	}

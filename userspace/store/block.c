@@ -92,6 +92,7 @@ uint32_t kvt_store_rows(struct kvt_store *s, uint32_t block)
 
 static void hold(struct kvt_store *s, uint32_t block)
 {
+	kvt_store_grasp(s, block);
 	s->blocks[block].holds++;
 	s->policy_ops->touch(s->policy, block);
 	s->policy_ops->busy(s->policy, block);
@@ -146,9 +147,10 @@ static int move_frame(struct kvt_store *s, uint32_t block, uint32_t tiers, bool 
 	if (ret)
 		goto out;
 	pthread_mutex_unlock(&s->lock);
-	if (tier == KVT_TIER_GPU) {
+	ret = kvt_store_ready(s, tier, frame);
+	if (!ret && tier == KVT_TIER_GPU) {
 		ret = kvt_device_load(s, frame, g, b->rows, frame_data(s, from, old), &digest);
-	} else {
+	} else if (!ret) {
 		uint8_t *to = kvt_store_host_frame(s, tier, frame);
 
 		if (from == KVT_TIER_GPU)
@@ -407,9 +409,10 @@ static int hold_to_change(struct kvt_store *s, uint32_t block, bool replace, boo
 	ret = take_frame(s, MEMORY_TIERS, &tier, &frame);
 	if (!ret) {
 		pthread_mutex_unlock(&s->lock);
-		if (tier == KVT_TIER_GPU)
+		ret = kvt_store_ready(s, tier, frame);
+		if (!ret && tier == KVT_TIER_GPU)
 			ret = kvt_device_zero(s, frame);
-		else
+		else if (!ret)
 			memset(kvt_store_host_frame(s, tier, frame), 0, s->block_bytes);
 		pthread_mutex_lock(&s->lock);
 		if (ret)
@@ -434,6 +437,7 @@ static void changed(struct kvt_store *s, uint32_t block, uint32_t rows, uint64_t
 	b->content_rev++;
 	b->lost = false;
 	kvt_store_set_dirty(s, block, rows > 0);
+	kvt_warm_note(s, block);
 	if (!rows) { /* zeros need no place */
 		kvt_store_unplace(s, block);
 		kvt_store_set_slot(s, block, NONE);
@@ -604,6 +608,7 @@ static int move_one(struct kvt_store *s, uint32_t block, enum kvt_tier tier)
 		kvt_store_wait_change(s);
 	if (!b->rows || b->lost)
 		return 0;
+	kvt_store_grasp(s, block);
 	if (b->frame == NONE) {
 		if (tier != KVT_TIER_GPU) {
 			ret = kvt_store_load(s, block, 1u << tier);

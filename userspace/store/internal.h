@@ -39,6 +39,7 @@ enum { B_FREE, B_IDLE, B_LOADING, B_MOVING };
 struct block {
 	uint64_t digest; /* of rows [0, rows) */
 	uint64_t content_rev;
+	uint64_t key; /* name in a warm pool; 0: none */
 	uint32_t place_rev;
 	uint32_t plane;
 	uint32_t rows;
@@ -55,6 +56,7 @@ struct block {
 	bool dead;
 	bool lost; /* nothing holds the content any more */
 	bool unproven; /* what the slot holds was not read since the process began */
+	bool loose; /* its frame was let go of: the kernel may take it */
 };
 
 /* A stack of free frame or slot numbers. Slots never used yet lie at its bottom. */
@@ -93,6 +95,8 @@ struct kvt_store {
 	const struct kvt_policy_ops *policy_ops;
 	struct kvt_device *device;
 	uint8_t *zeros; /* a block of zeros, read only */
+	struct warm_record *records; /* of a warm pool's frames, or NULL */
+	void *user_area;
 	uint64_t rate;	/* background write-back, bytes/s; 0: no cap */
 	int wake;	/* eventfd: the mover should look */
 	pthread_t mover;
@@ -145,6 +149,13 @@ bool kvt_store_retire_slot(struct kvt_store *s, uint32_t slot);
 void kvt_store_lose(struct kvt_store *s, uint32_t block);
 /* Give a frame, or on KVT_TIER_DISK a slot, back that no block has. */
 void kvt_store_give(struct kvt_store *s, uint32_t tier, uint32_t frame);
+/*
+ * The frame that a block at rest is in is going to be used: if it was let go of
+ * and taken meanwhile, the block has none any more, and is to be loaded.
+ */
+void kvt_store_grasp(struct kvt_store *s, uint32_t block);
+/* Without the lock: memory for a frame that was free. -ENOMEM: the kernel took it, and has none to give. */
+int kvt_store_ready(struct kvt_store *s, uint32_t tier, uint32_t frame);
 /* A free frame of @tiers, the fastest first, or a clean block's. -EAGAIN: neither. */
 int kvt_store_take_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame);
 /* Can one more block become dirty, and frames still be left for reading? */
@@ -167,6 +178,12 @@ void kvt_store_kick(struct kvt_store *s);
 int kvt_store_load(struct kvt_store *s, uint32_t block, uint32_t tiers);
 int kvt_store_store(struct kvt_store *s, uint32_t block);
 void kvt_store_submit(struct kvt_store *s); /* without the lock: put the queue on its way */
+
+/* warm.c, with the lock: a block's record follows block, frame and content. */
+uint32_t kvt_warm_frames(const struct kvt_store_params *p); /* frames that records and user area take */
+int kvt_warm_open(struct kvt_store *s, const struct kvt_store_params *p);
+void kvt_warm_note(struct kvt_store *s, uint32_t block);
+void kvt_warm_forget(struct kvt_store *s, uint32_t tier, uint32_t frame);
 
 /* device.c: gpu frames. Without the lock. */
 struct kvt_device;

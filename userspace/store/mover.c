@@ -305,9 +305,12 @@ void kvt_store_submit(struct kvt_store *s)
 		for (uint32_t i = 0; i < n; i++) {
 			const struct io *io = &s->io[xfer[i].user];
 
-			if (io->kind != IO_STORE || io->tier != KVT_TIER_GPU)
+			if (io->kind == IO_LOAD)
+				done = kvt_store_ready(s, io->tier, io->frame);
+			else if (io->kind == IO_STORE && io->tier == KVT_TIER_GPU)
+				done = fetch_from_gpu(s, io);
+			else
 				continue;
-			done = fetch_from_gpu(s, io);
 			if (done) {
 				finished(s, (uint32_t)xfer[i].user, done);
 				memmove(&xfer[i], &xfer[i + 1], (--n - i) * sizeof(xfer[0]));

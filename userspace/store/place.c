@@ -22,9 +22,55 @@ static void push(struct free_list *l, uint32_t item)
 	l->item[l->n++] = item;
 }
 
+/* The RAM tier's pool, if its frames may be taken. */
+static struct kvt_pool *reclaimable(const struct kvt_store *s, uint32_t tier)
+{
+	return tier == KVT_TIER_RAM && s->pool[tier] && s->pool[tier]->reclaim ? s->pool[tier] : NULL;
+}
+
 void kvt_store_give(struct kvt_store *s, uint32_t tier, uint32_t frame)
 {
+	struct kvt_pool *pool = reclaimable(s, tier);
+
 	push(&s->frames[tier], frame);
+	kvt_warm_forget(s, tier, frame);
+	if (pool)
+		pool->reclaim->let_go(pool, frame);
+}
+
+int kvt_store_ready(struct kvt_store *s, uint32_t tier, uint32_t frame)
+{
+	struct kvt_pool *pool = reclaimable(s, tier);
+
+	return pool ? pool->reclaim->regain(pool, frame) : 0;
+}
+
+void kvt_store_grasp(struct kvt_store *s, uint32_t block)
+{
+	struct block *b = &s->blocks[block];
+	struct kvt_pool *pool = reclaimable(s, b->tier);
+
+	if (!b->loose)
+		return;
+	b->loose = false;
+	if (pool->reclaim->hold(pool, b->frame))
+		return;
+	s->st.reclaimed++;
+	s->policy_ops->busy(s->policy, block);
+	kvt_store_unplace(s, block);
+}
+
+/* Nobody uses the block. If the disk has its content, its frame is the kernel's to take. */
+static void rest(struct kvt_store *s, uint32_t block)
+{
+	struct block *b = &s->blocks[block];
+	struct kvt_pool *pool = reclaimable(s, b->tier);
+
+	s->policy_ops->idle(s->policy, block, b->tier, !b->dirty);
+	if (!pool || b->dirty || b->slot == NONE || b->loose)
+		return;
+	b->loose = true;
+	pool->reclaim->let_go(pool, b->frame);
 }
 
 void kvt_store_place(struct kvt_store *s, uint32_t block, uint32_t tier, uint32_t frame)
@@ -36,6 +82,7 @@ void kvt_store_place(struct kvt_store *s, uint32_t block, uint32_t tier, uint32_
 	b->place_rev++;
 	s->tier_blocks[tier]++;
 	s->dirty_host += b->dirty && tier != KVT_TIER_GPU;
+	kvt_warm_note(s, block);
 }
 
 void kvt_store_unplace(struct kvt_store *s, uint32_t block)
@@ -44,7 +91,8 @@ void kvt_store_unplace(struct kvt_store *s, uint32_t block)
 
 	if (b->frame == NONE)
 		return;
-	push(&s->frames[b->tier], b->frame);
+	kvt_store_give(s, b->tier, b->frame);
+	b->loose = false;
 	s->tier_blocks[b->tier]--;
 	s->dirty_host -= b->dirty && b->tier != KVT_TIER_GPU;
 	b->frame = NONE;
@@ -150,7 +198,7 @@ void kvt_store_settle(struct kvt_store *s, uint32_t block)
 	if (b->dead && !used)
 		free_block(s, block);
 	else if (b->frame != NONE && !used)
-		s->policy_ops->idle(s->policy, block, b->tier, !b->dirty);
+		rest(s, block);
 	else
 		s->policy_ops->busy(s->policy, block);
 	kvt_store_wake(s);

@@ -36,7 +36,8 @@ uint64_t kvt_store_overhead(const struct kvt_store_params *p)
 
 	for (uint32_t t = 0; t < KVT_TIERS; t++)
 		lists += p->frames[t];
-	return sizeof(struct kvt_store) + p->n_planes * sizeof(struct kvt_plane_geom) + blocks * sizeof(struct block) +
+	return kvt_warm_frames(p) * p->block_bytes + sizeof(struct kvt_store) +
+	       p->n_planes * sizeof(struct kvt_plane_geom) + blocks * sizeof(struct block) +
 	       p->policy->bytes((uint32_t)blocks) + lists * sizeof(uint32_t) + (staging + 1) * p->block_bytes +
 	       MOVER_STACK;
 }
@@ -63,8 +64,10 @@ static int list_init(struct free_list *l, uint32_t n)
 static int make_pool(struct kvt_store *s, const struct kvt_store_params *p, uint32_t tier)
 {
 	struct kvt_pool_params pool = {
-		.n_frames = p->frames[tier],
+		.n_frames = p->frames[tier] + (tier == KVT_TIER_RAM ? kvt_warm_frames(p) : 0),
 		.pinned = tier == KVT_TIER_PINNED,
+		.reclaim = tier == KVT_TIER_RAM,
+		.name = tier == KVT_TIER_RAM ? p->warm : NULL,
 		.hugepages = p->flags & KVT_CACHE_HUGEPAGES,
 		.numa_strict = p->flags & KVT_CACHE_NUMA_STRICT,
 		.node = p->numa_node,
@@ -93,6 +96,8 @@ static int make_frames(struct kvt_store *s, const struct kvt_store_params *p)
 		if (ret)
 			return ret;
 	}
+	if (p->warm && !p->frames[KVT_TIER_RAM])
+		return kvt_fail(-EINVAL, "the ram tier has no frames that the pool %s could keep", p->warm);
 	if (p->frames[KVT_TIER_DISK]) {
 		ret = kvt_pool_create(s->host, &staging, &s->staging);
 		if (!ret)
@@ -234,6 +239,8 @@ int kvt_store_create(const struct kvt_store_params *p, struct kvt_store **store)
 	if (ret)
 		goto err_release;
 	ret = make_frames(s, p);
+	if (!ret && p->warm)
+		ret = kvt_warm_open(s, p);
 	if (ret)
 		goto err_release;
 	ret = kvt_store_mover_start(s);

@@ -70,6 +70,9 @@ struct kvt_store_params {
 	struct kvt_host *host; /* owned by the caller */
 	struct kvt_gpu *gpu;   /* likewise; NULL without a gpu tier */
 	const struct kvt_policy_ops *policy;
+	const char *warm;     /* the RAM tier lives in the host's pool of this name, which outlives the process; or NULL */
+	uint64_t warm_id;     /* of what made the rows: another's are refused */
+	uint64_t user_bytes;  /* kept with them, for the caller */
 };
 
 /* What the store allocates beside frames: against the RAM budget, and on the GPU. */
@@ -125,6 +128,19 @@ void kvt_store_return(struct kvt_store *, const uint32_t *blocks, uint32_t n);
 void kvt_store_borrow_drop(struct kvt_store *, const uint32_t *blocks, uint32_t n);
 
 void kvt_store_work(struct kvt_store *, bool begin);
+
+/*
+ * ---- a warm RAM tier: what a process leaves there, the next one finds ----
+ *
+ * A block that has a name (any number but 0; its own) and is in the RAM tier is
+ * found again, verified by its digest, if the store is opened anew. Found are
+ * blocks 0 to kvt_store_found() - 1, each with one reference, the caller's.
+ */
+uint32_t kvt_store_found(const struct kvt_store *);
+uint64_t kvt_store_named(struct kvt_store *, uint32_t block, uint32_t *plane);
+void kvt_store_name(struct kvt_store *, uint32_t block, uint64_t key);
+void kvt_store_unname(struct kvt_store *, uint32_t block, uint64_t key); /* if that is its name */
+void *kvt_store_user_area(struct kvt_store *); /* zeros at first */
 
 /* Frames that blocks can be loaded to: so many blocks can be held at once wherever they were. */
 uint32_t kvt_store_host_frames(const struct kvt_store *);
