@@ -69,6 +69,12 @@ static const struct command commands[] = {
 	  "  --json  print one JSON object\n"
 	  "\n"
 	  "Format, metadata and tensors (name, dtype, shape, offset, bytes). Exit code 1, with the reason, for a bad file.\n" },
+	{ "pools", cmd_pools, "memory that the kernel module holds, and taking a named pool away",
+	  "usage: kvtier pools [--remove NAME]\n"
+	  "\n"
+	  "  --remove NAME  take the name away; the memory goes when nobody uses it any more\n"
+	  "\n"
+	  "Lists name, owner, mode, size and frames of each pool, and how many frames were taken for want of memory.\n" },
 	{ "sample", cmd_sample, "run the sampler on a file of cases",
 	  "usage: kvtier sample --cases FILE\n"
 	  "\n"
