@@ -172,7 +172,10 @@ int64_t kvt_plane_block_rows(const struct kvt_cache *cache, uint32_t plane);
 /* Bytes of an encoded row of @plane, or -EINVAL. */
 int64_t kvt_plane_row_bytes(const struct kvt_cache *cache, uint32_t plane);
 
-/* Write back all dirty blocks and wait; with @store_dir, also write down what is where. -ENOSPC: there is no room on disk, or no disk tier; -EIO; -EBUSY: some are borrowed. */
+/*
+ * Write back all dirty blocks and wait; with @store_dir, also write down what is where.
+ * -ENOSPC: there is no room on disk, or no disk tier; -EIO; -EBUSY: some are borrowed.
+ */
 int kvt_cache_flush(struct kvt_cache *cache);
 
 /*

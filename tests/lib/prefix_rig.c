@@ -4,6 +4,7 @@
 
 #include <check.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -206,4 +207,28 @@ uint32_t rig_serve_some(struct prefix_rig *r, uint32_t root, const uint32_t *tok
 void rig_serve(struct prefix_rig *r, uint32_t root, const uint32_t *tokens, uint32_t n, uint32_t found)
 {
 	ck_assert_uint_eq(rig_serve_some(r, root, tokens, n), found);
+}
+
+static void *compute_and_serve(void *arg)
+{
+	struct prefix_rig *r = arg;
+	uint32_t tokens[2 * 64], id = __atomic_fetch_add(&r->counter, 1, __ATOMIC_RELAXED);
+
+	for (uint32_t i = 0; i < r->prompts; i++) {
+		rig_prompt(tokens, 128, id * 1000 + i, 0);
+		rig_compute(r, id % RIG_ROOTS, tokens, 128);
+		rig_serve_some(r, id % RIG_ROOTS, tokens, 128);
+	}
+	return NULL;
+}
+
+void rig_crowd(struct prefix_rig *r, uint32_t threads, uint32_t prompts)
+{
+	pthread_t thread[16];
+
+	r->prompts = prompts;
+	for (uint32_t i = 0; i < threads; i++)
+		ck_assert(!pthread_create(&thread[i], NULL, compute_and_serve, r));
+	for (uint32_t i = 0; i < threads; i++)
+		pthread_join(thread[i], NULL);
 }

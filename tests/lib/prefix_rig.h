@@ -28,7 +28,8 @@ struct rig_config {
 
 struct prefix_rig {
 	struct kvt_cache *cache;
-	uint32_t chunk, counter;
+	uint32_t chunk;
+	uint32_t counter, prompts; /* of a crowd */
 	struct kvt_prefix_root roots[RIG_ROOTS]; /* plain, salted, an adapter, both */
 };
 
@@ -57,5 +58,8 @@ void rig_serve(struct prefix_rig *r, uint32_t root, const uint32_t *tokens, uint
 
 /* The same for any number of tokens, which is returned. */
 uint32_t rig_serve_some(struct prefix_rig *r, uint32_t root, const uint32_t *tokens, uint32_t n);
+
+/* @threads at once, each computing and serving @prompts prompts of its own. */
+void rig_crowd(struct prefix_rig *r, uint32_t threads, uint32_t prompts);
 
 #endif

@@ -26,7 +26,7 @@ expect 2 "" "usage: kvtier COMMAND*"
 for help in help --help -h; do
 	expect 0 "usage: kvtier COMMAND*run*doctor*bench*inspect*sample*" "" $help
 done
-for command in run doctor bench inspect sample; do
+for command in run doctor bench inspect sample store; do
 	expect 0 "usage: kvtier $command*" "" help $command
 	expect 0 "usage: kvtier $command*" "" $command --help
 done

@@ -2,7 +2,6 @@
 /* The prefix cache's calls: what is served is what was inserted, whoever writes, evicts or runs out of room meanwhile. */
 #include <check.h>
 #include <errno.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -110,29 +109,12 @@ START_TEST(evicts_what_was_asked_for)
 END_TEST
 
 /* More prompts than any tier has room for: all are computed, what is served is right, and what is kept is bounded. */
-static void *store_many(void *arg)
-{
-	struct prefix_rig *r = arg;
-	uint32_t tokens[2 * 64], id = __atomic_fetch_add(&r->counter, 1, __ATOMIC_RELAXED);
-
-	for (uint32_t i = 0; i < (getenv("KVT_TEST_SANITIZER") ? 20u : 125u); i++) {
-		rig_prompt(tokens, 128, id * 1000 + i, 0);
-		rig_compute(r, id % RIG_ROOTS, tokens, 128);
-		rig_serve_some(r, id % RIG_ROOTS, tokens, 128);
-	}
-	return NULL;
-}
-
 START_TEST(a_full_cache_goes_on)
 {
 	struct prefix_rig r = rig_make((struct rig_config){ .disk = _i == 1, .small = true });
 	struct kvt_prefix_stats st = KVT_INIT(st);
-	pthread_t threads[8];
 
-	for (int i = 0; i < 8; i++)
-		ck_assert(!pthread_create(&threads[i], NULL, store_many, &r));
-	for (int i = 0; i < 8; i++)
-		pthread_join(threads[i], NULL);
+	rig_crowd(&r, 8, getenv("KVT_TEST_SANITIZER") ? 20 : 125);
 	ck_assert(!kvt_prefix_stats(r.cache, &st));
 	ck_assert_uint_eq(st.chunks_pinned, 0);
 	ck_assert_uint_eq(st.chunks_free + st.chunks_evictable, st.chunks);
@@ -183,6 +165,72 @@ START_TEST(snapshots_hang_on_nodes)
 }
 END_TEST
 
+/* A recurrence over tokens: the deepest snapshot and the tokens behind it give the state that all tokens give. */
+static void recur(uint64_t *state, const uint32_t *tokens, uint32_t first, uint32_t end)
+{
+	for (uint32_t i = first; i < end; i++)
+		for (uint32_t k = 0; k < 500; k++)
+			state[k] = state[k] * 6364136223846793005ull + tokens[i] + k;
+}
+
+START_TEST(restore_and_replay_is_the_cold_state)
+{
+	struct prefix_rig r = rig_make((struct rig_config){ .snapshots = 8, .disk = true });
+	static uint64_t state[500], cold[500], back[500];
+	struct kvt_prefix_match m;
+	uint32_t tokens[256];
+
+	rig_prompt(tokens, 256, 9, 0);
+	rig_compute(&r, 0, tokens, 256);
+	for (uint32_t at = 0; at < 256; at += 64) {
+		recur(state, tokens, at, at + 64);
+		ck_assert(!kvt_snapshot_put(r.cache, &r.roots[0], tokens, at + 64, 1, state, sizeof(state)));
+	}
+	for (uint32_t n = 1; n <= 256; n += 17) {
+		ck_assert_int_ge(kvt_prefix_evict(r.cache, KVT_TIER_RAM, 2), 0); /* not the snapshots */
+		ck_assert(!kvt_prefix_match(r.cache, &r.roots[0], tokens, n, &m));
+		ck_assert_uint_eq(m.snapshot, n / 64 * 64);
+		memset(back, 0, sizeof(back));
+		if (m.snapshot)
+			ck_assert_int_eq(kvt_snapshot_get(r.cache, &m, back, sizeof(back)), sizeof(back));
+		recur(back, tokens, m.snapshot, n);
+		memset(cold, 0, sizeof(cold));
+		recur(cold, tokens, 0, n);
+		ck_assert(!memcmp(back, cold, sizeof(cold)));
+		kvt_prefix_release(r.cache, &m);
+	}
+	rig_free(&r);
+}
+END_TEST
+
+/* A match that ends inside a chunk pins the chunks that it uses, and no other. */
+START_TEST(a_match_pins_what_it_uses)
+{
+	struct prefix_rig r = rig_make((struct rig_config){ 0 });
+	struct kvt_prefix_stats st = KVT_INIT(st);
+	struct kvt_prefix_match a, b;
+	uint32_t tokens[256];
+
+	rig_prompt(tokens, 256, 3, 0);
+	rig_compute(&r, 0, tokens, 256);
+	ck_assert(!kvt_prefix_match(r.cache, &r.roots[0], tokens, 65, &a));
+	ck_assert(!kvt_prefix_match(r.cache, &r.roots[0], tokens, 200, &b));
+	ck_assert(!kvt_prefix_stats(r.cache, &st));
+	ck_assert_uint_eq(st.chunks_pinned, 4);
+	kvt_prefix_release(r.cache, &b);
+	ck_assert(!kvt_prefix_stats(r.cache, &st));
+	ck_assert_uint_eq(st.chunks_pinned, 2);
+	ck_assert_int_eq(kvt_prefix_evict(r.cache, KVT_TIER_RAM, 100), 2);
+	kvt_prefix_release(r.cache, &a);
+	kvt_prefix_release(r.cache, &a); /* once is enough, twice does no harm */
+	ck_assert(!kvt_prefix_stats(r.cache, &st));
+	ck_assert_uint_eq(st.chunks_pinned, 0);
+	ck_assert_uint_eq(st.chunks_evictable, 2);
+	rig_serve(&r, 0, tokens, 256, 128);
+	rig_free(&r);
+}
+END_TEST
+
 START_TEST(refuses_what_cannot_be)
 {
 	struct prefix_rig r = rig_make((struct rig_config){ 0 });
@@ -225,6 +273,8 @@ int main(void)
 	tcase_add_test(t, evicts_what_was_asked_for);
 	tcase_add_loop_test(t, a_full_cache_goes_on, 0, 2);
 	tcase_add_test(t, snapshots_hang_on_nodes);
+	tcase_add_test(t, restore_and_replay_is_the_cold_state);
+	tcase_add_test(t, a_match_pins_what_it_uses);
 	tcase_add_test(t, refuses_what_cannot_be);
 	suite_add_tcase(s, t);
 	srunner_run_all(r, CK_NORMAL);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -147,8 +148,10 @@ START_TEST(refuses_by_name)
 	compute_talks(&r);
 	/* a second cache of this process, a second process */
 	refused(kept(), -EBUSY, "this process");
-	if (!fork())
-		_exit(rig_open(&(struct prefix_rig){ 0 }, kept()) == -EBUSY ? 0 : 1);
+	if (!fork()) { /* one that inherits no list of what is open */
+		execl("/proc/self/exe", "prefix_keep", "open", dir, NULL);
+		_exit(99);
+	}
 	wait(&fd);
 	ck_assert_int_eq(WEXITSTATUS(fd), 0);
 	rig_free(&r);
@@ -212,7 +215,9 @@ START_TEST(damage_costs_what_it_hits)
 	for (uint32_t i = 0; i < rounds; i++) {
 		ck_assert(!stat(file_in("log"), &log) && !stat(file_in("slots"), &slots));
 		ck_assert_int_gt(log.st_size, 0);
-		if (i % 4 == 3)
+		if (i == 2)
+			ck_assert(!truncate(file_in("slots"), 0));
+		else if (i % 4 == 3)
 			ck_assert(!truncate(file_in("log"), (off_t)(model_random(&random) % (uint64_t)log.st_size)));
 		else if (i % 4 == 1)
 			flip("log", model_random(&random) % (uint64_t)log.st_size);
@@ -220,7 +225,7 @@ START_TEST(damage_costs_what_it_hits)
 			flip("slots", model_random(&random) % (120 * 4096));
 		r = rig_make(kept());
 		served = serve_talks(&r);
-		if (i % 4 != 3)
+		if (i % 4 != 3 && i != 2)
 			worst = served < worst ? served : worst;
 		compute_talks(&r);
 		ck_assert_uint_eq(serve_talks(&r), all_talks());
@@ -273,6 +278,53 @@ START_TEST(a_small_directory_keeps_its_size)
 }
 END_TEST
 
+/* Threads that insert, evict and find, while the keeper writes; then all of it again from disk. */
+START_TEST(a_crowd_is_kept)
+{
+	struct rig_config c = kept();
+	struct prefix_rig r;
+
+	make_dir();
+	c.small = true;
+	c.chunks = 60;
+	c.disk_bytes = 1200 << 10;
+	for (int round = 0; round < 2; round++) {
+		r = rig_make(c);
+		rig_crowd(&r, 6, getenv("KVT_TEST_SANITIZER") ? 10 : 60);
+		rig_free(&r);
+	}
+	remove_dir();
+}
+END_TEST
+
+/* The process may write no more than so much to a file: nothing ends, what runs goes on, and less is kept. */
+START_TEST(a_limit_on_files_is_no_end)
+{
+	struct kvt_prefix_stats st = KVT_INIT(st);
+	struct rlimit limit = { 100 * 4096, RLIM_INFINITY };
+	struct prefix_rig r;
+
+	make_dir();
+	r = rig_make(kept());
+	limit.rlim_cur = 20000; /* the log's, and of the slots all but the first */
+	ck_assert(!setrlimit(RLIMIT_FSIZE, &limit));
+	compute_talks(&r);
+	compute_talks(&r);
+	ck_assert_uint_gt(serve_talks(&r), all_talks() / 2);
+	rig_free(&r);
+	limit.rlim_cur = RLIM_INFINITY;
+	ck_assert(!setrlimit(RLIMIT_FSIZE, &limit));
+	r = rig_make(kept());
+	ck_assert(!kvt_prefix_stats(r.cache, &st));
+	ck_assert_uint_lt(st.recovered, all_chunks() / 2);
+	serve_talks(&r);
+	compute_talks(&r);
+	ck_assert_uint_eq(serve_talks(&r), all_talks());
+	rig_free(&r);
+	remove_dir();
+}
+END_TEST
+
 /* ---- kill -9 ---- */
 
 static void talk_forever(uint64_t seed)
@@ -294,6 +346,7 @@ START_TEST(kill_9_leaves_what_was_written)
 {
 	uint32_t rounds = getenv("KVT_TEST_KILLS") ? (uint32_t)atoi(getenv("KVT_TEST_KILLS")) :
 			  getenv("KVT_TEST_SANITIZER") ? 10 : 100;
+	const bool slow = getenv("KVT_TEST_SANITIZER");
 	uint64_t random = 31337, recovered = 0, untrue = 0, served = 0, asked = 0;
 	struct kvt_prefix_stats st = KVT_INIT(st);
 	struct prefix_rig r;
@@ -305,7 +358,7 @@ START_TEST(kill_9_leaves_what_was_written)
 
 		if (!child)
 			talk_forever(i);
-		usleep((useconds_t)(model_random(&random) % 40000));
+		usleep((useconds_t)(model_random(&random) % (slow ? 400000 : 40000)));
 		ck_assert(!kill(child, SIGKILL));
 		ck_assert(waitpid(child, NULL, 0) == child);
 		r = rig_make(kept());
@@ -324,7 +377,7 @@ START_TEST(kill_9_leaves_what_was_written)
 	printf("kill -9 at %u points: %llu chunks found, %llu of them not what was written; %llu of %llu tokens served, all right\n",
 	       rounds, (unsigned long long)recovered, (unsigned long long)untrue, (unsigned long long)served,
 	       (unsigned long long)asked);
-	ck_assert_uint_gt(recovered, rounds * 10);
+	ck_assert_uint_gt(recovered, rounds * (slow ? 2 : 10));
 	ck_assert_uint_lt(untrue * 10, recovered + 10);
 	remove_dir();
 }
@@ -417,8 +470,8 @@ START_TEST(a_power_cut_costs_what_was_lost)
 		rig_free(&r);
 	}
 	printf("power cut x %u: %llu 4 KiB writes undone; of %llu chunks each time %.1f were found, %.1f of them not what was written; %llu of %llu tokens served, all right\n",
-	       rounds, (unsigned long long)lost, (unsigned long long)chunks, (double)recovered / rounds, (double)untrue / rounds,
-	       (unsigned long long)served, (unsigned long long)asked);
+	       rounds, (unsigned long long)lost, (unsigned long long)chunks, (double)recovered / rounds,
+	       (double)untrue / rounds, (unsigned long long)served, (unsigned long long)asked);
 	ck_assert_uint_gt(lost, rounds);
 	if (!_i) /* a twelfth of the writes is lost: most chunks are served */
 		ck_assert_uint_gt((recovered - untrue) * 2, chunks * rounds);
@@ -460,20 +513,22 @@ START_TEST(recovery_is_one_scan)
 		h.parent = i % 100 ? i + 1 : 1;
 		rig_prompt(tokens, 64, i, 0);
 		for (uint32_t k = 0; k < 4; k++)
-			e[k] = (struct kvt_block_entry){ .id = { .chunk = h.id, .plane = k < 2 ? k : 2, .rows = k < 2 ? 64 : 32 },
+			e[k] = (struct kvt_block_entry){ .id = { .chunk = h.id, .plane = k < 2 ? k : 2,
+								 .rows = k < 2 ? 64 : 32 },
 							 .slot = i * 4 + k, .index = k };
 		kvt_log_make(buf, &h, d->super->dir, tokens, e);
 		ck_assert(!kvt_dir_append(d, buf, kvt_log_bytes(h.type, 64, 4)));
 	}
 	kvt_dir_close(d);
-	clock_gettime(CLOCK_MONOTONIC, &a);
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &a); /* others may run meanwhile */
 	r = rig_make(c);
-	clock_gettime(CLOCK_MONOTONIC, &b);
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &b);
 	seconds = (double)(b.tv_sec - a.tv_sec) + (double)(b.tv_nsec - a.tv_nsec) * 1e-9;
 	ck_assert(!kvt_prefix_stats(r.cache, &st));
 	ck_assert_uint_eq(st.recovered, chunks);
 	printf("recovery of %u chunks: %.3f s, a log of %.1f MiB\n", chunks, seconds, (double)st.log_bytes / (1 << 20));
-	ck_assert_msg(seconds < 3, "%.2f s", seconds); /* the aim is one on a quiet machine */
+	if (!getenv("KVT_TEST_SANITIZER"))
+		ck_assert_msg(seconds < 1, "%.2f s", seconds);
 	rig_free(&r);
 	remove_dir();
 }
@@ -548,18 +603,31 @@ START_TEST(random_work_and_reopening)
 }
 END_TEST
 
-int main(void)
+/* Of another process: is it refused, and told by whom? */
+static int open_elsewhere(const char *path)
+{
+	struct prefix_rig r;
+
+	snprintf(dir, sizeof(dir), "%s", path);
+	return rig_open(&r, kept()) == -EBUSY && strstr(kvt_last_error(), "process") ? 0 : 1;
+}
+
+int main(int argc, char **argv)
 {
 	Suite *s = suite_create("prefix_keep");
 	TCase *t = tcase_create("keep");
 	SRunner *r = srunner_create(s);
 	int failed;
 
+	if (argc == 3)
+		return open_elsewhere(argv[2]);
 	tcase_set_timeout(t, 250);
 	tcase_add_test(t, a_restart_finds_everything);
 	tcase_add_test(t, refuses_by_name);
 	tcase_add_test(t, damage_costs_what_it_hits);
 	tcase_add_test(t, a_small_directory_keeps_its_size);
+	tcase_add_test(t, a_crowd_is_kept);
+	tcase_add_test(t, a_limit_on_files_is_no_end);
 	tcase_add_test(t, kill_9_leaves_what_was_written);
 	tcase_add_loop_test(t, a_power_cut_costs_what_was_lost, 0, 2);
 	tcase_add_test(t, recovery_is_one_scan);

@@ -18,7 +18,7 @@
 #define NONE KVT_TREE_NONE
 #define STACK (256u << 10)
 #define DROPS 256	/* written down at once */
-#define RETRIES 64	/* chunks dropped to make room for one */
+#define RETRIES 3	/* chunks dropped from disk to make room for one: they may have fewer blocks */
 #define IS_ROOT (1u << 31)
 
 struct kvt_keeper {
@@ -157,7 +157,7 @@ static int save_blocks(struct kvt_keeper *k, uint32_t node, uint32_t *n)
 	const uint32_t *blocks = kvt_prefix_blocks(p, node);
 	int ret = kvt_store_save(p->cache->store, blocks, p->plan.chunk_blocks);
 
-	for (int i = 0; ret == -ENOSPC && i < RETRIES && kvt_prefix_reclaim(p); i++)
+	for (int i = 0; ret == -ENOSPC && i < RETRIES && kvt_prefix_drop_from(p, KVT_TIER_DISK, 1); i++)
 		ret = kvt_store_save(p->cache->store, blocks, p->plan.chunk_blocks);
 	*n = 0;
 	for (uint32_t i = 0; i < p->plan.chunk_blocks && !ret; i++) {
@@ -171,7 +171,8 @@ static int save_blocks(struct kvt_keeper *k, uint32_t node, uint32_t *n)
 }
 
 /* Its record, and its root's before it where that is not there yet. Returns their bytes. */
-static uint64_t make_records(struct kvt_keeper *k, uint32_t node, uint64_t root, uint64_t parent, bool new_root, uint32_t n_blocks)
+static uint64_t make_records(struct kvt_keeper *k, uint32_t node, uint64_t root, uint64_t parent, bool new_root,
+			     uint32_t n_blocks)
 {
 	const struct kvt_tree *t = k->prefix->tree;
 	const struct kvt_tree_node *v = &t->nodes[node];

@@ -524,8 +524,7 @@ static uint32_t evict_memory(struct kvt_prefix *p, enum kvt_tier tier, uint32_t 
 	return gone;
 }
 
-/* Leaves that have blocks in @tier. */
-static uint32_t evict_leaves(struct kvt_prefix *p, enum kvt_tier tier, uint32_t chunks)
+uint32_t kvt_prefix_drop_from(struct kvt_prefix *p, enum kvt_tier tier, uint32_t chunks)
 {
 	uint32_t node, gone = 0, tries;
 
@@ -554,7 +553,7 @@ int64_t kvt_prefix_evict(struct kvt_cache *c, enum kvt_tier tier, uint32_t chunk
 	if (tier != KVT_TIER_DISK)
 		gone = evict_memory(p, tier, chunks);
 	if (gone < chunks)
-		gone += evict_leaves(p, tier, chunks - gone);
+		gone += kvt_prefix_drop_from(p, tier, chunks - gone);
 	return gone;
 }
 

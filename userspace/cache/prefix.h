@@ -60,6 +60,9 @@ void kvt_prefix_destroy(struct kvt_prefix *prefix);
 /* Drop the chunk that is needed least, to make room for other blocks. False: none may be. Without the lock. */
 bool kvt_prefix_reclaim(struct kvt_prefix *prefix);
 
+/* Drop up to @chunks leaves that have blocks in @tier. Returns how many. Without the lock. */
+uint32_t kvt_prefix_drop_from(struct kvt_prefix *prefix, enum kvt_tier tier, uint32_t chunks);
+
 /* With the lock: a leaf that is not pinned goes. */
 void kvt_prefix_drop(struct kvt_prefix *prefix, uint32_t node);
 

@@ -35,6 +35,42 @@ static json_t *tier_json(const struct kvt_tier_stats *t)
 			 "frames_free", (json_int_t)t->frames_free, "blocks", (json_int_t)t->blocks);
 }
 
+static json_t *prefix_json(struct kvt_cache *c)
+{
+	struct kvt_prefix_stats st = KVT_INIT(st);
+	json_t *o = json_object(), *hit = json_object();
+
+	kvt_prefix_stats(c, &st);
+#define COUNT(name) json_object_set_new(o, #name, json_integer((json_int_t)st.name))
+	COUNT(roots);
+	COUNT(chunks);
+	COUNT(chunks_free);
+	COUNT(chunks_evictable);
+	COUNT(chunks_pinned);
+	COUNT(tokens);
+	COUNT(lookups);
+	COUNT(lookups_hit);
+	COUNT(tokens_asked);
+	COUNT(tokens_hit);
+	COUNT(depth);
+	COUNT(saved_ns);
+	COUNT(inserted);
+	COUNT(demoted);
+	COUNT(dropped);
+	COUNT(refused);
+	COUNT(snapshots);
+	COUNT(snapshots_used);
+	COUNT(saved);
+	COUNT(recovered);
+	COUNT(untrue);
+	COUNT(log_bytes);
+#undef COUNT
+	for (uint32_t t = 0; t < KVT_TIERS; t++)
+		json_object_set_new(hit, kvt_tier_name(t), json_integer((json_int_t)st.hit_bytes[t]));
+	json_object_set_new(o, "hit_bytes", hit);
+	return o;
+}
+
 int64_t kvt_cache_stats_json(struct kvt_cache *c, char *buf, size_t bytes)
 {
 	struct kvt_stats st = KVT_INIT(st);
@@ -72,6 +108,8 @@ int64_t kvt_cache_stats_json(struct kvt_cache *c, char *buf, size_t bytes)
 	COUNT(reclaimed);
 	COUNT(warm_blocks);
 #undef COUNT
+	if (c->prefix)
+		json_object_set_new(root, "prefix", prefix_json(c));
 	json_object_set_new(root, "disk_reason", json_string(info.reason ? info.reason : ""));
 	text = json_dumps(root, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
 	json_decref(root);

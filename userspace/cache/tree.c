@@ -379,6 +379,8 @@ uint32_t kvt_tree_child(struct kvt_tree *t, uint32_t root, uint32_t parent, cons
 {
 	struct gap g;
 
+	if (*siblings(t, root, parent) == NONE)
+		return NONE; /* most are added behind one that is new itself */
 	if (n == t->chunk)
 		return find_whole(t, root, parent, hash_chunk(t, hash_of(t, root, parent), tokens), tokens);
 	find_gap(t, *siblings(t, root, parent), tokens, n, &g);
@@ -603,7 +605,7 @@ int kvt_tree_check(const struct kvt_tree *t)
 		return ret;
 	if (used != t->used || pinned != t->pinned || tokens != t->used_tokens || used + free_nodes != t->capacity)
 		return kvt_fail(-EUCLEAN, "prefix tree: %llu used, %llu pinned, %llu free of %u chunks, but %u and %u are counted",
-				(unsigned long long)used, (unsigned long long)pinned, (unsigned long long)free_nodes, t->capacity,
-				t->used, t->pinned);
+				(unsigned long long)used, (unsigned long long)pinned, (unsigned long long)free_nodes,
+				t->capacity, t->used, t->pinned);
 	return 0;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
  * The slot file: nameless from birth, so that the kernel removes it whatever way
- * the process ends (or with a name, when it is to be kept), and direct where a trial on the very file proves that O_DIRECT works.
+ * the process ends (or with a name, when it is to be kept), and direct where a
+ * trial on the very file proves that O_DIRECT works.
  *
  * What a kernel or file system says about O_DIRECT is only a hint: statx() may not know,
  * open() may accept the flag and the first write refuse it. So the answer is a real

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -162,7 +163,8 @@ static int compare_planes(const char *path, const struct kvt_super *a, const str
 
 		if (p->codec != q->codec)
 			return kvt_fail(-EMEDIUMTYPE, "%s was written with codec %s in plane %u, this cache has %s: use another directory, or remove it (kvtier store rm)",
-					path, kvt_codec_name((enum kvt_codec)p->codec), i, kvt_codec_name((enum kvt_codec)q->codec));
+					path, kvt_codec_name((enum kvt_codec)p->codec), i,
+					kvt_codec_name((enum kvt_codec)q->codec));
 		if (memcmp(p, q, sizeof(*p)))
 			return kvt_fail(-EMEDIUMTYPE, "%s was written with another geometry of plane %u (%u x %u, layer %u; this cache has %u x %u, layer %u): use another directory, or remove it (kvtier store rm)",
 					path, i, p->heads, p->head_dim, p->layer, q->heads, q->head_dim, q->layer);
@@ -172,6 +174,8 @@ static int compare_planes(const char *path, const struct kvt_super *a, const str
 
 static int compare_super(const char *path, const struct kvt_super *a, const struct kvt_super *b)
 {
+	int ret;
+
 	if (memcmp(a->model, b->model, sizeof(a->model)))
 		return kvt_fail(-EMEDIUMTYPE, "%s was written with another model (fingerprint %02x%02x%02x%02x..., this cache's is %02x%02x%02x%02x...): use another directory, or remove it (kvtier store rm)",
 				path, a->model[0], a->model[1], a->model[2], a->model[3], b->model[0], b->model[1],
@@ -182,9 +186,10 @@ static int compare_super(const char *path, const struct kvt_super *a, const stru
 		return other(path, "block_bytes", a->block_bytes, b->block_bytes);
 	if (a->n_planes != b->n_planes)
 		return other(path, "planes", a->n_planes, b->n_planes);
-	if (a->chunk != b->chunk)
-		return other(path, "prefix_tokens", a->chunk, b->chunk);
-	return compare_planes(path, a, b);
+	ret = compare_planes(path, a, b);
+	if (!ret && a->chunk != b->chunk)
+		ret = other(path, "prefix_tokens", a->chunk, b->chunk);
+	return ret;
 }
 
 /* ---- life ---- */
@@ -303,9 +308,16 @@ void kvt_dir_trim(struct kvt_dir *d, uint64_t end)
 
 int kvt_dir_append(struct kvt_dir *d, const void *buf, uint64_t bytes)
 {
-	ssize_t n = write(d->log, buf, bytes);
-	int err = n < 0 ? -errno : -EIO;
+	struct rlimit limit;
+	ssize_t n;
+	int err;
 
+	/* growing past it would raise SIGXFSZ, which ends the process */
+	if (!getrlimit(RLIMIT_FSIZE, &limit) && d->log_bytes + bytes > limit.rlim_cur)
+		return kvt_fail(-EFBIG, "%s/log: RLIMIT_FSIZE is %llu, and the log has %llu bytes: ulimit -f, or LimitFSIZE=", d->path,
+				(unsigned long long)limit.rlim_cur, (unsigned long long)d->log_bytes);
+	n = write(d->log, buf, bytes);
+	err = n < 0 ? -errno : -EIO;
 	if (n == (ssize_t)bytes) {
 		d->log_bytes += bytes;
 		return 0;

@@ -125,6 +125,7 @@ struct kvt_store {
 	uint32_t errors_in_row;	 /* of write-back */
 	uint64_t write_errors;	 /* all of them, for who waits for one */
 	int disk_error;		 /* why the disk tier takes no more writes; 0: it does */
+	bool adopting; /* slots are being taken over from an earlier process: none is to be had */
 	bool shrunk; /* the disk gave less than its budget, and that was said */
 	bool stop;
 	struct io io[IO_DEPTH];

@@ -93,7 +93,7 @@ struct kvt_dir {
 };
 
 /*
- * Open @path, which is made if need be, for a cache of @want's fields (check and dir are
+ * Open @path, which is made if need be, for a cache with the fields of @want (check and dir are
  * filled in here). NULL: any, which must be there. -EBUSY: it is open; -EMEDIUMTYPE: it is
  * another's; -EUCLEAN: its superblock does not hold; -ENOENT: it is no such directory.
  */

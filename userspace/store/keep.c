@@ -94,6 +94,7 @@ void kvt_store_adopted(struct kvt_store *s)
 		if (slots->item[i] != NONE)
 			slots->item[kept++] = slots->item[i];
 	slots->n = kept;
+	s->adopting = false;
 	pthread_mutex_unlock(&s->lock);
 }
 

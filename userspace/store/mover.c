@@ -119,7 +119,7 @@ static void load_finished(struct kvt_store *s, struct io *io, int result)
 {
 	uint8_t *data = kvt_store_host_frame(s, io->tier, io->frame);
 	struct block *b = &s->blocks[io->block];
-	bool good = false;
+	bool good = false, unproven;
 	uint64_t used;
 	uint32_t slot;
 
@@ -129,6 +129,7 @@ static void load_finished(struct kvt_store *s, struct io *io, int result)
 		good = digest_of(s, io, data) == io->digest;
 	}
 	pthread_mutex_lock(&s->lock);
+	unproven = b->unproven;
 	if (!result && !good) {
 		s->st.digest_errors++;
 		if (!io->tries++) { /* the transfer may have been at fault, not the disk */
@@ -155,7 +156,9 @@ static void load_finished(struct kvt_store *s, struct io *io, int result)
 	kvt_store_settle(s, io->block);
 	io_give(s, io);
 	pthread_mutex_unlock(&s->lock);
-	if (result == -EBADMSG) /* log lines are written without the lock: the callback may ask for the stats */
+	if (result == -EBADMSG && unproven)
+		kvt_log(KVT_LOG_INFO, "disk slot %u does not hold what an earlier process left there", slot);
+	else if (result == -EBADMSG) /* log lines are written without the lock: the callback may ask for the stats */
 		kvt_log(KVT_LOG_ERROR, "disk slot %u does not hold what was written: a block is lost", slot);
 }
 

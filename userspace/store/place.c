@@ -128,7 +128,7 @@ void kvt_store_set_slot(struct kvt_store *s, uint32_t block, uint32_t slot)
 /* A block's first slot must leave the reserve, so that one with a slot can always be rewritten beside its old content. */
 static bool slot_for(const struct kvt_store *s, const struct block *b)
 {
-	return s->frames[KVT_TIER_DISK].n > (b->slot == NONE ? s->slot_reserve : 0);
+	return !s->adopting && s->frames[KVT_TIER_DISK].n > (b->slot == NONE ? s->slot_reserve : 0);
 }
 
 bool kvt_store_may_dirty(const struct kvt_store *s)

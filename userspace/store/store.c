@@ -221,6 +221,7 @@ int kvt_store_create(const struct kvt_store_params *p, struct kvt_store **store)
 			  reserve < 1		     ? 1 :
 			  reserve > SLOT_RESERVE_MAX ? SLOT_RESERVE_MAX :
 						       reserve;
+	s->adopting = p->disk_name;
 	s->dirty_max = UINT32_MAX;
 	if (p->frames[KVT_TIER_DISK])
 		s->dirty_max = p->frames[KVT_TIER_PINNED] + p->frames[KVT_TIER_RAM] - p->headroom;

@@ -64,7 +64,7 @@ struct kvt_store_params {
 	uint32_t headroom;	    /* with a disk tier: host frames that dirty blocks leave for reading, fewer than all */
 	struct kvt_budget *budget;  /* [KVT_TIERS]: charged with frames; overhead goes to KVT_TIER_RAM's */
 	const char *disk_dir;
-	const char *disk_name; /* the slot file's, which is kept; NULL: it has none, and is not */
+	const char *disk_name; /* the slot file's, which is kept: see kvt_store_adopt(); NULL: it has none, and is not */
 	int32_t numa_node; /* or -1 */
 	uint64_t writeback_bytes_per_s;
 	struct kvt_host *host; /* owned by the caller */
@@ -166,7 +166,8 @@ bool kvt_store_entry(struct kvt_store *, uint32_t block, struct kvt_block_entry 
 /*
  * Before any other use: a block that an earlier process left in a slot of the
  * file; each slot once, each entry within the planes' geometry. It is read
- * and verified before the first use. After the last one, adopted.
+ * and verified before the first use. After the last one, adopted: until then a
+ * store whose slot file has a name writes nothing.
  */
 uint32_t kvt_store_adopt(struct kvt_store *, const struct kvt_block_entry *entry);
 void kvt_store_adopted(struct kvt_store *);

@@ -43,6 +43,8 @@ static const struct command commands[] = {
 	  "                       at most a quarter of the machine's memory; with --gpu-bytes or --pinned-bytes as little as works\n"
 	  "  --disk-bytes SIZE    budget of the disk tier; default: room for the whole cache\n"
 	  "  --disk-dir DIR       where the disk tier lives; default $TMPDIR, else /var/tmp\n"
+	  "  --store DIR          keep the disk tier in DIR, of --disk-bytes at most: what a later run's prompt begins with\n"
+	  "                       is not computed again; default of --disk-bytes then: room for eight such prompts\n"
 	  "  --untiered           keep the whole cache in memory, for comparison; takes no budgets\n"
 	  "  --block-bytes SIZE   unit of placement, 4K to 2M; default 64K\n"
 	  "  --kv-type TYPE       f32, f16 (the default) or bf16\n"
@@ -81,6 +83,16 @@ static const struct command commands[] = {
 	  "  --cases FILE  a JSON list of cases: name, logits, params and, if wanted, history\n"
 	  "\n"
 	  "Prints a JSON list: name with kept, probs, logits_after and token, or with error.\n" },
+	{ "store", cmd_store, "look after a directory that keeps chunks for later runs",
+	  "usage: kvtier store ls|verify|compact|rm DIR [--json]\n"
+	  "\n"
+	  "  ls       what it holds, by model, adapter and tenant\n"
+	  "  verify   read every block and compare it with its digest; exit code 1 if one is not what was written\n"
+	  "  compact  write the log anew without what is gone\n"
+	  "  rm       remove its files, and DIR if nothing else is in it\n"
+	  "  --json   print one JSON object\n"
+	  "\n"
+	  "Refused while a process has DIR open.\n" },
 };
 
 #define COMMANDS (sizeof(commands) / sizeof(commands[0]))

@@ -23,6 +23,7 @@
 #define PROMPT_BYTES_MAX (1u << 30)
 #define QUERY_ROWS 512 /* of a pass over the cache: more scratch than that gains nothing */
 #define SPARE_SLOTS 128 /* for writes under way: the old slot stays until the new one is verified */
+#define KEPT_PROMPTS 8	/* that a directory has room for, if nothing else is said */
 #define MIB (1024.0 * 1024)
 
 struct run {
@@ -30,6 +31,8 @@ struct run {
 	struct ref_model *model;
 	uint32_t *ids, n_ids; /* the prompt; behind it, what was generated */
 	uint32_t max_new, generated, chunk;
+	uint32_t cached; /* of the prompt's, from earlier runs */
+	uint8_t fingerprint[KVT_FINGERPRINT];
 	struct kvt_plane_params *planes;
 	struct kvt_cache *cache;
 	struct kvt_seq *seq;
@@ -133,12 +136,21 @@ static uint64_t blocks_bytes(const struct run *r, uint64_t tokens, uint64_t row_
 static int choose_budgets(const struct run *r, uint64_t all, struct kvt_cache_params *p)
 {
 	const struct run_options *o = &r->o;
-	uint64_t physical = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), whole;
+	uint64_t physical = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), whole, chunks;
 	int64_t least;
 
 	p->gpu_bytes = o->gpu == RUN_UNSET ? 0 : o->gpu;
 	p->pinned_bytes = o->pinned == RUN_UNSET ? 0 : o->pinned;
-	p->disk_bytes = o->untiered ? 0 : o->disk == RUN_UNSET ? all + SPARE_SLOTS * o->block : o->disk;
+	p->disk_bytes = o->untiered ? 0 :
+			o->disk != RUN_UNSET ? o->disk : (o->store ? KEPT_PROMPTS * all : all) + SPARE_SLOTS * o->block;
+	if (o->store) {
+		/* as many chunks as the directory can hold, and the tails of some prompts */
+		chunks = p->disk_bytes / (p->n_planes * o->block) + KEPT_PROMPTS * 8;
+		least = kvt_prefix_bytes(p, chunks < UINT32_MAX / 4 ? (uint32_t)chunks : UINT32_MAX / 4);
+		if (least < 0)
+			return (int)least;
+		p->prefix_bytes = (uint64_t)least;
+	}
 	p->ram_bytes = o->ram == RUN_UNSET ? 0 : o->ram;
 	if (o->ram != RUN_UNSET)
 		return 0;
@@ -182,6 +194,11 @@ static int create_cache(struct run *r)
 	p.host = (uint32_t)r->o.host;
 	p.io = (uint32_t)r->o.io;
 	p.backend = (uint32_t)r->o.backend;
+	if (r->o.store) {
+		ref_fingerprint(r->model, r->fingerprint);
+		p.store_dir = r->o.store;
+		p.store_model = r->fingerprint;
+	}
 	err = choose_budgets(r, blocks_bytes(r, tokens, row), &p);
 	if (!err)
 		err = kvt_cache_create(&p, &r->cache);
@@ -190,6 +207,43 @@ static int create_cache(struct run *r)
 			"%llu bytes of each block stay unused\n", (unsigned long long)row, (unsigned long long)r->o.block,
 			(unsigned long long)(r->o.block % row));
 	return err;
+}
+
+/* ---- what earlier runs have computed ---- */
+
+static struct kvt_prefix_root kept_root(const struct run *r)
+{
+	struct kvt_prefix_root root = KVT_INIT(root);
+
+	memcpy(root.model, r->fingerprint, sizeof(root.model));
+	return root;
+}
+
+/* The sequence begins with what is known of the prompt, but for its last token: that one's logits are wanted. */
+static int begin_with_kept(struct run *r)
+{
+	const struct kvt_prefix_root root = kept_root(r);
+	struct kvt_prefix_match match;
+	int64_t n = kvt_prefix_match(r->cache, &root, r->ids, r->n_ids - 1, &match);
+
+	if (n)
+		return (int)n;
+	n = kvt_prefix_attach(r->cache, &match, r->n_ids, r->seq);
+	kvt_prefix_release(r->cache, &match);
+	if (n < 0)
+		return (int)n;
+	r->cached = (uint32_t)n;
+	return 0;
+}
+
+/* For later runs. That there is no room for it is not this one's failure. */
+static int keep(struct run *r)
+{
+	const struct kvt_prefix_root root = kept_root(r);
+	const uint32_t computed = r->n_ids - r->cached, tokens = kvt_seq_len(r->seq);
+	int64_t n = kvt_prefix_insert(r->cache, &root, r->seq, tokens, (uint32_t)(r->prefill_s / computed * 1e9));
+
+	return n < 0 ? (int)n : 0;
 }
 
 /* ---- generation ---- */
@@ -201,7 +255,7 @@ static int prefill(struct run *r)
 	int err = 0;
 
 	tool_progress_start(&bar, (enum tool_progress_mode)r->o.progress, "prefill", "tokens", r->n_ids);
-	for (uint32_t at = 0; !err && at < r->n_ids; at += n) {
+	for (uint32_t at = r->cached; !err && at < r->n_ids; at += n) {
 		n = r->n_ids - at < r->chunk ? r->n_ids - at : r->chunk;
 		err = ref_forward(r->engine, r->seq, r->ids + at, n, at + n == r->n_ids, &r->logits_row);
 		tool_progress_update(&bar, at + n);
@@ -290,15 +344,17 @@ static void print_tiers(const struct run *r)
 	fprintf(stderr, "blocks  %llu found in memory, %llu loaded, %llu moved between memory tiers, %llu evicted\n",
 		(unsigned long long)st.hits, (unsigned long long)st.misses, (unsigned long long)st.moves,
 		(unsigned long long)st.evictions);
-	fprintf(stderr, "prefill %u tokens, %.1f/s; decode %u tokens, %.1f/s; first token after %.2f s\n", r->n_ids,
-		rate(r->n_ids, r->prefill_s), r->generated - 1, rate(r->generated - 1, r->decode_s), r->ttft_s);
+	if (r->o.store)
+		fprintf(stderr, "store   %u of the prompt's %u tokens are of earlier runs\n", r->cached, r->n_ids);
+	fprintf(stderr, "prefill %u tokens, %.1f/s; decode %u tokens, %.1f/s; first token after %.2f s\n", r->n_ids - r->cached,
+		rate(r->n_ids - r->cached, r->prefill_s), r->generated - 1, rate(r->generated - 1, r->decode_s), r->ttft_s);
 }
 
 static json_t *run_json(const struct run *r)
 {
-	return json_pack("{si si sf sf sf sf sf sI si ss}", "prompt_tokens", (int)r->n_ids, "generated_tokens",
-			 (int)r->generated, "prefill_seconds", r->prefill_s, "prefill_tokens_per_s",
-			 rate(r->n_ids, r->prefill_s), "decode_seconds", r->decode_s, "decode_tokens_per_s",
+	return json_pack("{si si si sf sf sf sf sf sI si ss}", "prompt_tokens", (int)r->n_ids, "cached_tokens",
+			 (int)r->cached, "generated_tokens", (int)r->generated, "prefill_seconds", r->prefill_s,
+			 "prefill_tokens_per_s", rate(r->n_ids - r->cached, r->prefill_s), "decode_seconds", r->decode_s, "decode_tokens_per_s",
 			 rate(r->generated - 1, r->decode_s), "ttft_seconds", r->ttft_s, "weight_bytes",
 			 (json_int_t)r->model->bytes, "prefill_chunk", (int)r->chunk, "kv_type",
 			 kvt_codec_name((enum kvt_codec)r->o.kv_type));
@@ -372,6 +428,10 @@ static int run(struct run *r)
 
 	if (err)
 		return err;
+	if (r->o.store)
+		err = begin_with_kept(r);
+	if (err)
+		return err;
 	begin = now();
 	err = prefill(r);
 	r->prefill_s = now() - begin;
@@ -379,6 +439,8 @@ static int run(struct run *r)
 	if (!err)
 		err = generate(r);
 	r->decode_s = now() - begin;
+	if (!err && r->o.store)
+		err = keep(r);
 	if (!err && isatty(STDOUT_FILENO))
 		err = put_text("\n", 1);
 	if (err)

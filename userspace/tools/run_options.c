@@ -52,6 +52,7 @@ static const struct spec specs[] = {
 	{ "--ram-bytes", SIZE, AT(ram), 0, 0, { 0 } },
 	{ "--disk-bytes", SIZE, AT(disk), 0, 0, { 0 } },
 	{ "--disk-dir", TEXT, AT(disk_dir), 0, 0, { 0 } },
+	{ "--store", TEXT, AT(store), 0, 0, { 0 } },
 	{ "--block-bytes", SIZE, AT(block), 0, 0, { 0 } },
 	{ "--threads", NUMBER, AT(threads), 1, 1024, { 0 } },
 	{ "--prefill-chunk", NUMBER, AT(chunk), 1, 1u << 30, { 0 } },
@@ -72,6 +73,7 @@ static const struct tool_word words[] = {
 	{ "disk_bytes", "--disk-bytes" },
 	{ "block_bytes", "--block-bytes" },
 	{ "disk_dir", "--disk-dir" },
+	{ "store_dir", "--store" },
 	{ "threads, max_query_rows", "--threads, --prefill-chunk" },
 	{ "max_query_rows", "--prefill-chunk" },
 	{ "max_tokens", "--max-tokens" },
@@ -226,6 +228,8 @@ static int check_options(struct run_options *o)
 	if (o->untiered && (o->gpu != RUN_UNSET || o->pinned != RUN_UNSET || o->ram != RUN_UNSET || o->disk != RUN_UNSET ||
 			    o->disk_dir))
 		return tool_usage_error("run", "--untiered keeps the whole cache in memory: it takes no budgets and no --disk-dir");
+	if (o->store && (o->untiered || o->disk_dir))
+		return tool_usage_error("run", "--store is where the disk tier lives: no --disk-dir, and no --untiered");
 	return check_sampling(o);
 }
 

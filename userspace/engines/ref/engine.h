@@ -147,6 +147,9 @@ struct kvt_load_params;
 int ref_model_load(const char *path, const char *tokenizer, const struct kvt_load_params *how, struct ref_model **model);
 void ref_model_free(struct ref_model *model);
 
+/* fingerprint.c: what all rows of the cache are a function of, beside the tokens. Reads all weights once. */
+void ref_fingerprint(const struct ref_model *model, uint8_t fingerprint[KVT_FINGERPRINT]);
+
 /* gguf.c: the same from GGUF metadata */
 int ref_gguf_config(const struct kvt_weights *w, struct ref_config *config);
 int ref_gguf_tokenizer(const struct kvt_weights *w, const struct ref_config *config, struct ref_tokenizer **tokenizer);
