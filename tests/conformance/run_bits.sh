@@ -75,6 +75,9 @@ for io in uring threads; do
 	same --block-bytes 16K --ram-bytes "$least" --io $io
 	counted disk_reads
 done
+# a disk tier of exactly the cache's blocks: 1511 rows of 256 bytes, in 12 planes
+needs --block-bytes 16K
+same --block-bytes 16K --ram-bytes "$least" --disk-bytes $((12 * 24 * 16384))
 for threads in 1 2 3 7; do
 	same --threads $threads
 done
