@@ -481,6 +481,7 @@ START_TEST(context_is_kept)
 {
 	struct ref_how how = { .name = "context", .codec = KVT_F16 };
 	uint32_t ids[16] = { 256 };
+	struct ref_engine_params params = { .tokens = 16 };
 	struct ref_engine *engine;
 	struct kvt_plane_params planes[2 * LAYERS];
 	struct kvt_cache_params p = KVT_INIT(p);
@@ -499,7 +500,9 @@ START_TEST(context_is_kept)
 	p.max_tokens = 64;
 	ck_assert_msg(kvt_cache_create(&p, &cache) == 0, "%s", kvt_last_error());
 	ck_assert_int_eq(kvt_seq_create(cache, &seq), 0);
-	ck_assert_int_eq(ref_engine_create(&(struct ref_engine_params){ .model = m, .cache = cache, .tokens = 16 }, &engine), 0);
+	params.model = m;
+	params.cache = cache;
+	ck_assert_int_eq(ref_engine_create(&params, &engine), 0);
 	ck_assert_int_eq(ref_forward(engine, seq, ids, 13, 0, NULL), -ERANGE);
 	ck_assert_int_eq(ref_forward(engine, seq, ids, 12, 0, NULL), 0);
 	ck_assert_int_eq(ref_forward(engine, seq, ids, 1, 0, NULL), -ERANGE);
