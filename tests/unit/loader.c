@@ -259,10 +259,12 @@ END_TEST
 
 static char last_line[512];
 
+static enum kvt_log_level last_level;
+
 static void keep_line(void *user, enum kvt_log_level level, const char *line)
 {
 	(void)user;
-	(void)level;
+	last_level = level;
 	snprintf(last_line, sizeof(last_line), "%s", line);
 }
 
@@ -295,6 +297,7 @@ START_TEST(no_direct_at_open)
 	ck_assert_uint_eq(r.shards[KVT_LOAD_MMAP], 1);
 	ck_assert_uint_eq(r.shards[KVT_LOAD_DIRECT], 0);
 	ck_assert_msg(strstr(last_line, "has no O_DIRECT") && strstr(last_line, "mmap"), "%s", last_line);
+	ck_assert_int_eq(last_level, KVT_LOG_WARN); /* what a command shows unasked */
 	kvt_weights_close(w);
 }
 END_TEST

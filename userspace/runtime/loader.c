@@ -192,7 +192,7 @@ static int fall_back(struct load *l, uint32_t shard)
 
 	if (l->sources[shard].mode == KVT_LOAD_MMAP)
 		return 0; /* another piece came here first */
-	kvt_log(KVT_LOG_INFO, "%s: %s has no O_DIRECT here: loading through mmap", s->path, fs_name(s->fd, buf));
+	kvt_log(KVT_LOG_WARN, "%s: %s has no O_DIRECT here: loading through mmap", s->path, fs_name(s->fd, buf));
 	return map_shard(l, shard);
 }
 
