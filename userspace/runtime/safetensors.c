@@ -94,7 +94,7 @@ static int parse_tensor(struct header *h, const struct kvt_json_string *name)
 	struct kvt_tensor *t = kvt_build_tensor(h->b, h->shard);
 	struct kvt_json_string key;
 	bool first = true, seen[3] = { false };
-	int more, err;
+	int more = 0, err;
 
 	if (!t)
 		return -ENOMEM;
