@@ -306,14 +306,16 @@ struct kvt_attn {
 	float softcap;		   /* cap(s) = softcap * tanh(s / softcap); 0: none */
 	const float *alibi;	   /* [n_heads] slopes, NULL: none. Sequences: bias = slope * (j - p); masks: slope * mask */
 	const float *sinks;	   /* [n_heads] logits that take weight and give nothing; NULL: none */
+	uint64_t q_stride;	   /* floats from a token's queries to the next one's; 0: n_heads x K head_dim */
+	uint64_t out_stride;	   /* likewise of its output; 0: n_heads x V head_dim */
 };
 
 /* Query rows of one sequence: positions [first, first + n), which need not be its last. */
 struct kvt_attn_item {
 	struct kvt_seq *seq;
 	uint32_t first, n;
-	const float *q; /* [n][n_heads][K head_dim] */
-	float *out;	/* [n][n_heads][V head_dim] */
+	const float *q; /* [n][n_heads][K head_dim], tokens attn->q_stride apart */
+	float *out;	/* [n][n_heads][V head_dim], tokens attn->out_stride apart */
 };
 
 /* Attend for a batch of sequences. Items do not affect each other. On an error no output is defined. */

@@ -250,6 +250,78 @@ START_TEST(a_mask_gives_the_bits_of_causal)
 }
 END_TEST
 
+/* Queries as a part of wider rows, as the product with W_qkv leaves them; and nothing is written between outputs. */
+START_TEST(strides_change_no_bit)
+{
+	const struct geometry *g = &geometries[_i];
+	const size_t q_row = (size_t)g->heads * g->k_dim, out_row = (size_t)g->heads * g->v_dim, q_gap = 7, out_gap = 13;
+	struct inputs in = make_inputs(g, 177 + (uint64_t)_i);
+	float *want = malloc(TOKENS * out_row * sizeof(float)), *q = calloc(TOKENS * (q_row + q_gap), sizeof(float));
+	float *out = malloc(TOKENS * (out_row + out_gap) * sizeof(float));
+	float *mask = calloc((size_t)TOKENS * TOKENS, sizeof(float));
+	struct kvt_cache *cache = make_cache(g, &settings[0], 0);
+	struct kvt_attn attn = attn_of(0, &in);
+	struct kvt_attn_item item = { .n = TOKENS, .q = q, .out = out };
+	struct kvt_attn_mask m = KVT_INIT(m);
+	struct kvt_seq *seq;
+
+	attn.n_heads = g->heads;
+	ck_assert(!kvt_seq_create(cache, &seq));
+	run(cache, g, &in, seq, &attn, 0, TOKENS, want);
+	for (size_t t = 0; t < TOKENS; t++)
+		memcpy(q + t * (q_row + q_gap), in.q + t * q_row, q_row * sizeof(float));
+	memset(out, 0xee, TOKENS * (out_row + out_gap) * sizeof(float));
+	item.seq = seq;
+	attn.q_stride = q_row + q_gap;
+	attn.out_stride = out_row + out_gap;
+	ck_assert_msg(!kvt_attend(cache, &attn, &item, 1), "%s", kvt_last_error());
+	for (size_t t = 0; t < TOKENS; t++) {
+		const float *row = out + t * (out_row + out_gap);
+		uint8_t gap[13 * sizeof(float)];
+
+		compare(want + t * out_row, row, out_row, "strided", g->name, (int)t);
+		memset(gap, 0xee, sizeof(gap));
+		ck_assert_mem_eq(row + out_row, gap, sizeof(gap));
+	}
+	attn.q_stride = q_row - 1;
+	ck_assert_int_eq(kvt_attend(cache, &attn, &item, 1), -EINVAL);
+	attn.q_stride = 0;
+	attn.out_stride = out_row - 1;
+	ck_assert_int_eq(kvt_attend(cache, &attn, &item, 1), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "out_stride"));
+	kvt_cache_destroy(cache);
+
+	/* a mask over raw planes: the strided call against the plain one */
+	cache = make_cache(g, &settings[0], TOKENS);
+	for (uint64_t t = 0; t < TOKENS; t++) {
+		struct kvt_rows k = { .data = in.k + t * g->kv_heads * g->k_dim, .type = KVT_F32 };
+		struct kvt_rows v = { .data = in.v + t * g->kv_heads * g->v_dim, .type = KVT_F32 };
+
+		ck_assert(!kvt_plane_write(cache, 0, &t, 1, &k) && !kvt_plane_write(cache, 1, &t, 1, &v));
+	}
+	attn.flags = 0;
+	attn.out_stride = 0;
+	m.n = m.n_rows = m.mask_stride = TOKENS;
+	m.mask = mask;
+	m.q = in.q;
+	m.out = want;
+	ck_assert_msg(!kvt_attend_mask(cache, &attn, &m), "%s", kvt_last_error());
+	attn.q_stride = q_row + q_gap;
+	attn.out_stride = out_row + out_gap;
+	m.q = q;
+	m.out = out;
+	ck_assert_msg(!kvt_attend_mask(cache, &attn, &m), "%s", kvt_last_error());
+	for (size_t t = 0; t < TOKENS; t++)
+		compare(want + t * out_row, out + t * (out_row + out_gap), out_row, "strided mask", g->name, (int)t);
+	kvt_cache_destroy(cache);
+	free(mask);
+	free(want);
+	free(out);
+	free(q);
+	free_inputs(&in);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("attend");
@@ -262,6 +334,7 @@ int main(void)
 	tcase_set_timeout(t, 600);
 	tcase_add_loop_test(t, same_bits_whatever_the_setting, 0, n);
 	tcase_add_loop_test(t, a_mask_gives_the_bits_of_causal, 0, n);
+	tcase_add_loop_test(t, strides_change_no_bit, 0, n);
 	suite_add_tcase(s, t);
 	srunner_run_all(r, CK_NORMAL);
 	failed = srunner_ntests_failed(r);

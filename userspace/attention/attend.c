@@ -239,7 +239,7 @@ static void point_at_queries(const struct pass *p, uint32_t head, uint32_t row, 
 		uint32_t token = p->t0 + (row + i) / p->group_heads;
 		uint32_t h = head * p->group_heads + (row + i) % p->group_heads;
 
-		r->q[i] = c->q + ((uint64_t)token * c->heads + h) * c->shape.k_dim;
+		r->q[i] = c->q + token * c->q_stride + (uint64_t)h * c->shape.k_dim;
 		r->pos[i] = c->first + token;
 		visible(c, token, &r->lo[i], &r->hi[i]);
 		if (r->lo[i] < r->hi[i]) {
@@ -344,7 +344,7 @@ static void finish(void *arg, uint32_t worker, uint32_t i)
 		uint32_t token = p->t0 + (row + j) / p->group_heads;
 		uint32_t h = head * p->group_heads + (row + j) % p->group_heads;
 
-		r->out[j] = c->out + ((uint64_t)token * c->heads + h) * v_dim;
+		r->out[j] = c->out + token * c->out_stride + (uint64_t)h * v_dim;
 		r->sink[j] = c->sinks ? c->sinks[h] : 0;
 	}
 	p->a->kernels->finish(&run, m, v_dim, c->sinks ? r->sink : NULL, r->out);

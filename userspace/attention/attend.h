@@ -42,8 +42,9 @@ struct kvt_attend_call {
 	const float *slopes, *sinks; /* [heads] or NULL */
 	const void *mask;
 	uint64_t mask_stride; /* elements */
-	const float *q;	      /* [n][heads][k_dim] */
-	float *out;	      /* [n][heads][v_dim] */
+	const float *q;	      /* [n][heads][k_dim], tokens q_stride apart */
+	float *out;	      /* [n][heads][v_dim], tokens out_stride apart */
+	uint64_t q_stride, out_stride; /* elements */
 	/* what will likely be read next: its first blocks are loaded during the last group's work. NULL: nothing */
 	const uint32_t *next_k_table, *next_v_table;
 	const struct kvt_plane_geom *next_k_geom, *next_v_geom;

@@ -39,12 +39,19 @@ static int check_attn(struct kvt_cache *c, const struct kvt_attn *a, bool raw, s
 	if (!isfinite(a->scale) || !isfinite(a->softcap) || a->softcap < 0)
 		return kvt_fail(-EINVAL, "attention: scale %g and softcap %g must be finite, softcap not negative",
 				(double)a->scale, (double)a->softcap);
+	if ((a->q_stride && a->q_stride < (uint64_t)a->n_heads * k->head_dim) ||
+	    (a->out_stride && a->out_stride < (uint64_t)a->n_heads * v->head_dim))
+		return kvt_fail(-EINVAL, "attention: q_stride %llu and out_stride %llu: at least %u heads of %u and %u elements, or 0",
+				(unsigned long long)a->q_stride, (unsigned long long)a->out_stride, a->n_heads, k->head_dim,
+				v->head_dim);
 	*call = (struct kvt_attend_call){
 		.shape = { .k_dim = k->head_dim, .v_dim = v->head_dim, .k_codec = k->geom.codec, .v_codec = v->geom.codec,
 			   .scale = a->scale ? a->scale : (float)(1.0 / sqrt(k->head_dim)), .softcap = a->softcap,
 			   .mask_type = KVT_F32 },
 		.k_geom = &k->geom, .v_geom = &v->geom, .heads = a->n_heads, .kv_heads = k->heads,
 		.causal = a->flags & KVT_ATTN_CAUSAL, .window = a->window, .slopes = a->alibi, .sinks = a->sinks,
+		.q_stride = a->q_stride ? a->q_stride : (uint64_t)a->n_heads * k->head_dim,
+		.out_stride = a->out_stride ? a->out_stride : (uint64_t)a->n_heads * v->head_dim,
 	};
 	return 0;
 }
