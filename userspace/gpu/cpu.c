@@ -113,7 +113,7 @@ release_budget:
 
 static int cpu_alloc(struct kvt_gpu *gpu, uint64_t bytes, kvt_dptr *p)
 {
-	void *mem;
+	void *mem = NULL;
 	int err = take(cpu_of(gpu), KVT_RANGE_DEVICE, bytes, &mem);
 
 	if (!err)

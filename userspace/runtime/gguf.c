@@ -137,10 +137,12 @@ static int get_type(struct cursor *c, const char *key, uint32_t *type)
 
 	if (err)
 		return err;
-	if (*type >= VALUE_TYPES)
-		return kvt_fail(-EINVAL, "%s: metadata \"%s\": no such value type: %u", c->shard->path,
-				kvt_quote(key, strlen(key)).s, *type);
-	return 0;
+	if (*type < VALUE_TYPES)
+		return 0;
+	err = kvt_fail(-EINVAL, "%s: metadata \"%s\": no such value type: %u", c->shard->path,
+		       kvt_quote(key, strlen(key)).s, *type);
+	*type = 0; /* an index of the tables, whoever looks */
+	return err;
 }
 
 static int get_array_head(struct cursor *c, const char *key, uint32_t *type, uint64_t *count)

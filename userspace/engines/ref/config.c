@@ -113,7 +113,7 @@ static int token_id(const json_t *v, const char *key, uint32_t vocab, uint32_t *
 static int get_special(const json_t *o, struct ref_config *c)
 {
 	const json_t *bos = json_object_get(o, "bos_token_id"), *eos = json_object_get(o, "eos_token_id");
-	uint32_t id;
+	uint32_t id = 0;
 	int err;
 
 	c->bos = -1;

@@ -117,7 +117,7 @@ static void give_back(const struct loader *l, const struct kvt_tensor *t)
 
 static int load_vector(struct loader *l, const char *pattern, uint32_t n, float **vector)
 {
-	const struct kvt_tensor *t;
+	const struct kvt_tensor *t = NULL;
 	int err = find(l, pattern, 0, n, &t);
 
 	if (err)
