@@ -285,6 +285,11 @@ if [ "$(sampled --seed 1)" != "$(sampled --seed 1 --untiered --threads 1 --prefi
 	echo "the same seed gives other text"
 	failed=1
 fi
+# where all tokens are as likely, each place draws its own
+if [ "$(sampled --seed 1 --temperature 1e6 | tr -s ' ' '\n' | sort -u | wc -l)" -lt 10 ]; then
+	echo "draws repeat: $(sampled --seed 1 --temperature 1e6)"
+	failed=1
+fi
 [ "$(sampled --seed 1)" != "$(sampled --seed 2)" ] || { echo "another seed gives the same text"; failed=1; }
 for option in '--top-k 2' '--top-p 0.3' '--min-p 0.6' '--top-n-sigma 0.5' '--repetition-penalty 3' '--presence-penalty 9' \
 	'--frequency-penalty 9' '--logit-bias 65=50'; do
