@@ -94,7 +94,6 @@ static void hold(struct kvt_store *s, uint32_t block)
 {
 	kvt_store_grasp(s, block);
 	s->blocks[block].holds++;
-	s->policy_ops->touch(s->policy, block);
 	s->policy_ops->busy(s->policy, block);
 }
 
@@ -320,19 +319,30 @@ int kvt_store_borrow_wait(struct kvt_store *s, const uint32_t *blocks, uint32_t 
 	return ret;
 }
 
+static void let_go(struct kvt_store *s, const uint32_t *blocks, uint32_t n, enum kvt_use use)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		if (blocks[i] == KVT_NO_BLOCK)
+			continue;
+		s->policy_ops->touch(s->policy, blocks[i], use);
+		unhold(s, blocks[i]);
+	}
+}
+
 void kvt_store_borrow_drop(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
 {
 	pthread_mutex_lock(&s->lock);
-	for (uint32_t i = 0; i < n; i++)
-		if (blocks[i] != KVT_NO_BLOCK)
-			unhold(s, blocks[i]);
+	let_go(s, blocks, n, KVT_USE_AHEAD);
 	pthread_mutex_unlock(&s->lock);
 }
 
 void kvt_store_return(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
 {
-	kvt_store_borrow_drop(s, blocks, n);
-	kvt_store_work(s, false);
+	pthread_mutex_lock(&s->lock);
+	let_go(s, blocks, n, KVT_USE_READ);
+	s->policy_ops->turn(s->policy);
+	kvt_store_end_work(s);
+	pthread_mutex_unlock(&s->lock);
 }
 
 void kvt_store_work(struct kvt_store *s, bool begin)
@@ -384,6 +394,8 @@ static int hold_to_change(struct kvt_store *s, uint32_t block, bool replace, boo
 	}
 	s->changing++;
 	hold(s, block);
+	s->policy_ops->touch(s->policy, block, KVT_USE_WRITE);
+	s->policy_ops->turn(s->policy);
 	if (b->state == B_IDLE)
 		b->error = 0; /* of a load that nobody waited for */
 	for (;;) {
@@ -656,9 +668,12 @@ static int64_t move_to_memory(struct kvt_store *s, const uint32_t *blocks, uint3
 		if (ret <= 0 && !s->blocks[blocks[done]].dead)
 			hold(s, blocks[done]);
 	}
-	while (done--)
-		if (blocks[done] != KVT_NO_BLOCK)
-			unhold(s, blocks[done]);
+	while (done--) {
+		if (blocks[done] == KVT_NO_BLOCK)
+			continue;
+		s->policy_ops->touch(s->policy, blocks[done], KVT_USE_AHEAD);
+		unhold(s, blocks[done]);
+	}
 	return ret < 0 ? ret : there;
 }
 

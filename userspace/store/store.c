@@ -30,15 +30,24 @@ static uint32_t block_count(const struct kvt_store_params *p)
 	return n < NONE ? (uint32_t)n : NONE - 1;
 }
 
+static struct kvt_policy_params policy_params(const struct kvt_store_params *p)
+{
+	struct kvt_policy_params policy = { .blocks = block_count(p) };
+
+	memcpy(policy.frames, p->frames, sizeof(policy.frames));
+	return policy;
+}
+
 uint64_t kvt_store_overhead(const struct kvt_store_params *p)
 {
+	struct kvt_policy_params policy = policy_params(p);
 	uint64_t blocks = block_count(p), staging = staging_frames(p), lists = staging;
 
 	for (uint32_t t = 0; t < KVT_TIERS; t++)
 		lists += p->frames[t];
 	return kvt_warm_frames(p) * p->block_bytes + sizeof(struct kvt_store) +
 	       p->n_planes * sizeof(struct kvt_plane_geom) + blocks * sizeof(struct block) +
-	       p->policy->bytes((uint32_t)blocks) + lists * sizeof(uint32_t) + (staging + 1) * p->block_bytes +
+	       p->policy->bytes(&policy) + lists * sizeof(uint32_t) + (staging + 1) * p->block_bytes +
 	       MOVER_STACK;
 }
 
@@ -144,11 +153,12 @@ err_overhead:
 
 static int allocate(struct kvt_store *s, const struct kvt_store_params *p)
 {
+	struct kvt_policy_params policy = policy_params(p);
 	int ret = 0;
 
 	s->planes = malloc(p->n_planes * sizeof(*s->planes));
 	s->blocks = calloc(s->n_blocks, sizeof(*s->blocks));
-	s->policy = p->policy->create(s->n_blocks);
+	s->policy = p->policy->create(&policy);
 	for (uint32_t t = 0; t < KVT_TIERS; t++)
 		ret |= list_init(&s->frames[t], p->frames[t]);
 	ret |= list_init(&s->bounces, staging_frames(p));
