@@ -77,6 +77,19 @@ static const struct command commands[] = {
 	  "  --remove NAME  take the name away; the memory goes when nobody uses it any more\n"
 	  "\n"
 	  "Lists name, owner, mode, size and frames of each pool, and how many frames were taken for want of memory.\n" },
+	{ "replay", cmd_replay, "what a prefix cache would have had of a trace, by policy and tier sizes",
+	  "usage: kvtier replay TRACE --tier TIER=SIZE[,TIER=SIZE]... [options]\n"
+	  "\n"
+	  "  --tier TIER=SIZE       of gpu, pinned, ram, disk: bytes, or with a % of the trace's distinct blocks\n"
+	  "  --policy NAME[,NAME]   auto (the default), cost, scan, s3fifo, lru\n"
+	  "  --format FORMAT        mooncake (default), or agentic (default for a file named .json)\n"
+	  "  --token-bytes SIZE     KV bytes of a token; default 128K\n"
+	  "  --prefill N            tokens computed a second, in the model; default 8000\n"
+	  "  --load TIER=SIZE       bytes loaded a second, in the model; default pinned 55, ram 8, disk 2 GB\n"
+	  "  --json                 print one JSON object\n"
+	  "  --plot FILE            draw hit rate over cache size (SVG)\n"
+	  "\n"
+	  "Hits, bytes moved, tokens computed, modelled time to first token, and the optimum (Belady's) for the same sizes.\n" },
 	{ "sample", cmd_sample, "run the sampler on a file of cases",
 	  "usage: kvtier sample --cases FILE\n"
 	  "\n"

@@ -14,6 +14,7 @@ int cmd_inspect(int argc, char **argv);
 int cmd_sample(int argc, char **argv);
 int cmd_pools(int argc, char **argv);
 int cmd_store(int argc, char **argv);
+int cmd_replay(int argc, char **argv);
 
 /* "4096", "64K", "1.5G": bytes, K = 1024. -EINVAL (a message in kvt_last_error()) for anything else. */
 int tool_size(const char *text, uint64_t *bytes);
