@@ -84,6 +84,16 @@ enum kvt_host_kind { KVT_HOST_AUTO, KVT_HOST_USER, KVT_HOST_MODULE };
 enum kvt_io_kind { KVT_IO_AUTO, KVT_IO_URING, KVT_IO_THREADS };
 enum kvt_backend_kind { KVT_BACKEND_AUTO, KVT_BACKEND_CPU, KVT_BACKEND_CUDA };
 
+/* Which blocks leave a tier. No result depends on it. */
+enum kvt_policy_kind {
+	KVT_POLICY_AUTO,   /* learns what is used again and when; on cyclic reads as SCAN */
+	KVT_POLICY_LRU,
+	KVT_POLICY_S3FIFO,
+	KVT_POLICY_COST,   /* as AUTO, but the oldest of what is alike always goes first */
+	KVT_POLICY_SCAN,   /* for reads that are all cyclic: what does not fit streams, the rest stays */
+	KVT_POLICIES
+};
+
 /*
  * A plane: @heads x @head_dim elements a row, encoded by @codec.
  * Its block holds floor(block_bytes / row bytes) rows.
@@ -128,7 +138,7 @@ struct kvt_cache_params {
 	uint32_t backend;	 /* enum kvt_backend_kind: what the gpu tier lives on */
 	uint32_t gpu_device;	 /* device index */
 	int32_t numa_node;	 /* node + 1 for host frames; 0: wherever */
-	uint32_t reserved;
+	uint32_t policy;	 /* enum kvt_policy_kind */
 	uint64_t writeback_bytes_per_s; /* cap of background write-back; 0: none. An eviction that waits is not held back */
 	uint64_t prefix_bytes;	 /* of @ram_bytes, for the prefix tree's bookkeeping: kvt_prefix_bytes(); 0: no tree */
 	uint32_t prefix_tokens;	 /* tokens of a chunk: a multiple of every sequence plane's block rows; 0: the least one */

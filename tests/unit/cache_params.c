@@ -66,7 +66,8 @@ START_TEST(each_bad_parameter_alone)
 	BAD(size, 0, -EINVAL, "size");
 	BAD(size, 8, -EINVAL, "size");
 	BAD(flags, 1u << 31, -EINVAL, "flags");
-	BAD(reserved, 1, -EINVAL, "reserved");
+	BAD(reserved2, 1, -EINVAL, "reserved");
+	BAD(policy, KVT_POLICIES, -EINVAL, "policy 5 is unknown");
 	BAD(block_bytes, 1, -EINVAL, "block_bytes");
 	BAD(block_bytes, 4097, -EINVAL, "block_bytes");
 	BAD(block_bytes, 4ull << 20, -EINVAL, "block_bytes");

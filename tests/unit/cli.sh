@@ -24,9 +24,9 @@ expect() {
 expect 0 "kvtier [0-9]*.[0-9]*.[0-9]*" "" --version
 expect 2 "" "usage: kvtier COMMAND*"
 for help in help --help -h; do
-	expect 0 "usage: kvtier COMMAND*run*doctor*bench*inspect*sample*" "" $help
+	expect 0 "usage: kvtier COMMAND*run*doctor*bench*inspect*replay*sample*" "" $help
 done
-for command in run doctor bench inspect sample store; do
+for command in run doctor bench inspect replay sample store; do
 	expect 0 "usage: kvtier $command*" "" help $command
 	expect 0 "usage: kvtier $command*" "" $command --help
 done

@@ -27,6 +27,11 @@
 #define DEFAULT_QUERY_ROWS 512
 #define HOST_DEPTH 64
 
+static const struct kvt_policy_ops *const policies[KVT_POLICIES] = {
+	[KVT_POLICY_AUTO] = &kvt_policy_auto, [KVT_POLICY_LRU] = &kvt_policy_lru, [KVT_POLICY_S3FIFO] = &kvt_policy_s3fifo,
+	[KVT_POLICY_COST] = &kvt_policy_cost, [KVT_POLICY_SCAN] = &kvt_policy_scan,
+};
+
 /* ---- parameters ---- */
 
 static int check_plane(const struct kvt_plane_params *p, uint32_t i, const struct kvt_cache_params *cache,
@@ -86,9 +91,10 @@ static int check_params(struct kvt_cache_params *p, bool least)
 	if (p->block_bytes % 4096 || p->block_bytes > 2u << 20)
 		return kvt_fail(-EINVAL, "block_bytes is %llu: a multiple of 4 KiB from 4 KiB to 2 MiB expected",
 				(unsigned long long)p->block_bytes);
-	if (p->flags & ~(KVT_CACHE_HUGEPAGES | KVT_CACHE_NO_WRITE_VERIFY | KVT_CACHE_NUMA_STRICT) || p->reserved ||
-	    p->reserved2)
-		return kvt_fail(-EINVAL, "flags 0x%x, reserved %u and %u: unknown bits", p->flags, p->reserved, p->reserved2);
+	if (p->flags & ~(KVT_CACHE_HUGEPAGES | KVT_CACHE_NO_WRITE_VERIFY | KVT_CACHE_NUMA_STRICT) || p->reserved2)
+		return kvt_fail(-EINVAL, "flags 0x%x, reserved2 %u: unknown bits", p->flags, p->reserved2);
+	if (p->policy >= KVT_POLICIES)
+		return kvt_fail(-EINVAL, "policy %u is unknown", p->policy);
 	if (!p->prefix_bytes && (p->prefix_tokens || p->snapshots || p->snapshot_bytes || p->store_dir))
 		return kvt_fail(-EINVAL, "prefix_tokens, snapshots and store_dir are of a prefix tree: give prefix_bytes");
 	if (p->store_dir && !p->disk_bytes)
@@ -270,7 +276,7 @@ static int make_plan(struct plan *plan, const struct kvt_cache_params *params, b
 	plan->store = (struct kvt_store_params){
 		.planes = plan->geoms, .n_planes = p->n_planes, .flags = p->flags, .block_bytes = p->block_bytes,
 		.disk_dir = p->disk_dir, .numa_node = p->numa_node - 1,
-		.writeback_bytes_per_s = p->writeback_bytes_per_s, .policy = &kvt_policy_lru,
+		.writeback_bytes_per_s = p->writeback_bytes_per_s, .policy = policies[p->policy],
 		.warm = p->warm_name, .warm_id = p->warm_id,
 		.user_bytes = p->warm_name ? (uint64_t)p->max_seqs * p->max_tokens * sizeof(uint32_t) : 0,
 	};

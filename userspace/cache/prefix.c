@@ -534,7 +534,7 @@ uint32_t kvt_prefix_drop_from(struct kvt_prefix *p, enum kvt_tier tier, uint32_t
 			kvt_prefix_drop(p, node);
 			gone++;
 		} else {
-			p->tree->ops->touch(p->tree->leaves, node);
+			p->tree->ops->touch(p->tree->leaves, node, KVT_USE_READ);
 		}
 	}
 	pthread_mutex_unlock(&p->lock);

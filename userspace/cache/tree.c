@@ -174,16 +174,23 @@ static uint64_t lay_out(struct kvt_tree *t, uint32_t chunk, uint32_t capacity, u
 	return at;
 }
 
+static struct kvt_policy_params policy_params(uint32_t capacity)
+{
+	return (struct kvt_policy_params){ .blocks = capacity, .frames = { [LEAVES] = capacity } };
+}
+
 uint64_t kvt_tree_bytes(uint32_t chunk, uint32_t capacity, const struct kvt_policy_ops *ops)
 {
+	struct kvt_policy_params policy = policy_params(capacity);
 	struct kvt_tree t;
 
-	return sizeof(t) + lay_out(&t, chunk, capacity, NULL) + 2 * ops->bytes(capacity);
+	return sizeof(t) + lay_out(&t, chunk, capacity, NULL) + 2 * ops->bytes(&policy);
 }
 
 int kvt_tree_create(uint32_t chunk, uint32_t capacity, uint64_t seed, const struct kvt_policy_ops *ops,
 		    struct kvt_tree **tree)
 {
+	struct kvt_policy_params policy = policy_params(capacity);
 	struct kvt_tree *t = calloc(1, sizeof(*t));
 
 	if (!t)
@@ -194,8 +201,8 @@ int kvt_tree_create(uint32_t chunk, uint32_t capacity, uint64_t seed, const stru
 	t->free_node = t->free_root = NONE;
 	t->map_bytes = lay_out(t, chunk, capacity, NULL);
 	t->map = mmap(NULL, t->map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	t->leaves = ops->create(capacity);
-	t->warm = ops->create(capacity);
+	t->leaves = ops->create(&policy);
+	t->warm = ops->create(&policy);
 	if (t->map == MAP_FAILED || !t->leaves || !t->warm) {
 		if (t->map == MAP_FAILED)
 			t->map = NULL;
@@ -394,7 +401,7 @@ static void list(struct kvt_tree *t, uint32_t node, uint32_t flag)
 	struct kvt_policy *p = flag == KVT_NODE_LEAF ? t->leaves : t->warm;
 
 	t->nodes[node].flags |= flag;
-	t->ops->touch(p, node);
+	t->ops->touch(p, node, KVT_USE_READ);
 	t->ops->idle(p, node, LEAVES, true);
 }
 
@@ -416,7 +423,7 @@ static uint32_t next_of(struct kvt_tree *t, uint32_t flag, uint32_t used)
 			unlist(t, node, flag); /* until it is let go of */
 		} else if (v->flags & used) {
 			v->flags &= ~used;
-			t->ops->touch(p, node);
+			t->ops->touch(p, node, KVT_USE_READ);
 		} else {
 			return node;
 		}

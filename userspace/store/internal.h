@@ -122,6 +122,7 @@ struct kvt_store {
 	uint32_t dirty_max;	 /* and how many there may be, so that frames stay for reading */
 	uint32_t slot_high;	 /* slots from here on were never used */
 	uint32_t slot_reserve;
+	bool cleaning;		 /* in the background, since there were too many dirty blocks */
 	uint32_t errors_in_row;	 /* of write-back */
 	uint64_t write_errors;	 /* all of them, for who waits for one */
 	int disk_error;		 /* why the disk tier takes no more writes; 0: it does */

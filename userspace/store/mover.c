@@ -5,7 +5,7 @@
  *
  * Write-back runs when a caller waits for a frame or a flush, and in the
  * background while free frames are short and dirty blocks are many; only the
- * background is held to the rate cap.
+ * background is held to the rate cap, and only it waits while blocks are read.
  */
 #include "store/internal.h"
 
@@ -359,7 +359,7 @@ static double now(void)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static bool background_wanted(const struct kvt_store *s)
+static bool background_wanted(struct kvt_store *s)
 {
 	uint32_t total = 0, free = 0;
 
@@ -367,7 +367,7 @@ static bool background_wanted(const struct kvt_store *s)
 		total += s->frames[t].total;
 		free += s->frames[t].n;
 	}
-	return free < total / 4 && s->dirty > total / 4;
+	return kvt_policy_between(&s->cleaning, s->dirty, total / 8, total / 4) && free < total / 4;
 }
 
 /* Queue what should be written now, with the lock. Returns ms until more may be written, or -1. */
@@ -387,7 +387,8 @@ static int write_back(struct kvt_store *s, struct pace *pace)
 		bool waited_for = s->urgent || s->flushing;
 		uint32_t victim;
 
-		if (s->stop || (!waited_for && !background_wanted(s)))
+		/* the background yields to reads: each of them ends here, and the mover looks again */
+		if (s->stop || (!waited_for && (s->loads || !background_wanted(s))))
 			return -1;
 		if (!waited_for && s->rate && pace->allowance < (double)s->block_bytes)
 			return 1 + (int)(((double)s->block_bytes - pace->allowance) * 1e3 / (double)s->rate);

@@ -312,7 +312,7 @@ static bool hopeless(struct kvt_store *s)
 			kvt_store_kick(s);
 			return false;
 		}
-		s->policy_ops->touch(s->policy, victim);
+		s->policy_ops->touch(s->policy, victim, KVT_USE_WRITE); /* to the back of the dirty ones */
 	}
 	return true;
 }

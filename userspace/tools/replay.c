@@ -317,7 +317,7 @@ static int plot(const struct options *o, const struct trace *t)
 	if (ret)
 		return ret;
 	p.progress = NULL;
-	tool_progress_start(&progress, "plot", "sizes", SIZES);
+	tool_progress_start(&progress, TOOL_PROGRESS_AUTO, "plot", "sizes", SIZES);
 	for (uint32_t i = 0; i < SIZES && !ret; i++) {
 		uint32_t frames = (uint32_t)(shares[i] * t->n_distinct / 100);
 
@@ -370,7 +370,7 @@ static int replay(struct options *o, const struct trace *t)
 	if (ret)
 		return ret;
 	for (uint32_t k = 0; k < o->n_policies && !ret; k++) {
-		tool_progress_start(&progress, o->policies[k]->name, "requests", t->n_requests);
+		tool_progress_start(&progress, TOOL_PROGRESS_AUTO, o->policies[k]->name, "requests", t->n_requests);
 		o->params.policy = o->policies[k];
 		o->params.progress = show_progress;
 		o->params.arg = &progress;

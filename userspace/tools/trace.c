@@ -15,7 +15,7 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "tools/tools.h"
+#include "engines/ref/engine.h"
 
 #define MAX_FILE_BYTES (2ull << 30)
 #define MAX_TOKENS (1u << 30) /* of a request */
@@ -354,25 +354,13 @@ int trace_parse(const char *text, size_t bytes, const char *name, enum trace_for
 
 int trace_read(const char *path, enum trace_format format, struct trace *trace)
 {
-	FILE *f = fopen(path, "re");
-	size_t bytes = 0;
-	uint64_t cap = 0;
-	char *text = NULL;
-	int ret = 0;
+	size_t bytes;
+	char *text;
+	int ret = ref_read_file(path, MAX_FILE_BYTES, &text, &bytes);
 
-	if (!f)
-		return kvt_fail(-errno, "%s: %s", path, strerror(errno));
-	do {
-		ret = bytes < MAX_FILE_BYTES ? grow(&text, &cap, bytes, 1) :
-					       kvt_fail(-E2BIG, "%s: more than %llu bytes", path, MAX_FILE_BYTES);
-		if (!ret)
-			bytes += fread(text + bytes, 1, cap - bytes, f);
-	} while (!ret && !feof(f) && !ferror(f));
-	if (!ret && ferror(f))
-		ret = kvt_fail(-EIO, "%s: %s", path, strerror(errno));
-	fclose(f);
-	if (!ret)
-		ret = trace_parse(text, bytes, path, format, trace);
+	if (ret)
+		return ret;
+	ret = trace_parse(text, bytes, path, format, trace);
 	free(text);
 	return ret;
 }
