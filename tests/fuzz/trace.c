@@ -10,7 +10,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static void check(const struct trace *t)
 {
 	uint64_t at = 0, best;
-	struct replay_params p = { .policy = &kvt_policy_auto, .frames = { 1, 0, 2, 3 }, .token_bytes = 1, .tokens_per_s = 1000 };
+	struct replay_params p = {
+		.policy = &kvt_policy_auto, .frames = { 1, 0, 2, 3 }, .token_bytes = 1, .tokens_per_s = 1000,
+	};
 	struct replay_result r;
 
 	for (uint32_t i = 0; i < t->n_requests; i++) {

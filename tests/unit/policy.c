@@ -405,8 +405,8 @@ START_TEST(kinds_are_learned)
 		cache_init(&c, &kvt_policy_cost, FRAMES);
 		seed = 4;
 		for (uint32_t i = 0; i < 40000; i++) {
-			/* each of kind 5 is used twice, 40 accesses of it apart; three in four are of kind 2 and are used once */
-			uint32_t content = i % 4 ? once : i / 4 % 80 < 40 ? i / 4 % 40 + i / 320 % 4 * 40 : i / 4 % 40 + i / 320 % 4 * 40;
+			/* what is of kind 5 is used twice, 40 uses of such apart; three in four are of kind 2, and used once */
+			uint32_t content = i % 4 ? once : i / 4 % 40 + i / 320 % 4 * 40;
 
 			once = once + 1 < 4 * CONTENT ? once + 1 : 200;
 			use(&c, content, &(struct kvt_content){ .key = (uint64_t)i / 4 / 80 * 10000 + content + 1,
@@ -423,8 +423,8 @@ END_TEST
 /* Of content that is used alike, what costs more to compute stays. */
 START_TEST(saving_counts)
 {
-	struct kvt_policy_params params = { .blocks = 101, .frames = { 0, 0, 100, 0 }, .keyed = true, .reload_ns = { 0, 0, 10, 0 },
-					    .recompute_ns = 100 };
+	struct kvt_policy_params params = { .blocks = 101, .frames = { 0, 0, 100, 0 }, .keyed = true,
+					    .reload_ns = { 0, 0, 10, 0 }, .recompute_ns = 100 };
 	struct kvt_policy *p = kvt_policy_cost.create(&params);
 	uint32_t dear = 0;
 

@@ -185,9 +185,11 @@ static void ask(struct maker *m, uint32_t root, uint32_t n_root, uint32_t name, 
 	m->time += 10;
 	m->len += (size_t)sprintf(m->text + m->len, "{\"timestamp\":%g,\"input_length\":%u,\"output_length\":%u,\"hash_ids\":[", m->time,
 				  (n_root + n) * 512, output);
-	for (uint32_t i = 0; i < n_root + n; i++)
-		m->len += (size_t)sprintf(m->text + m->len, "%s%llu", i ? "," : "",
-					  (unsigned long long)(i < n_root ? root + 1 : name + 1000ull) << 20 | (i < n_root ? i : i - n_root));
+	for (uint32_t i = 0; i < n_root + n; i++) {
+		unsigned long long id = i < n_root ? (root + 1ull) << 20 | i : (name + 1000ull) << 20 | (i - n_root);
+
+		m->len += (size_t)sprintf(m->text + m->len, "%s%llu", i ? "," : "", id);
+	}
 	m->len += (size_t)sprintf(m->text + m->len, "]}\n");
 }
 
@@ -291,8 +293,8 @@ END_TEST
 
 START_TEST(a_tier_that_is_slower_than_computing_is_skipped)
 {
-	struct replay_params p = { .policy = &kvt_policy_auto, .frames = { 2, 0, 0, 7 }, .token_bytes = 1024, .tokens_per_s = 1000,
-				   .load_bytes_per_s = { 0, 0, 0, 1000 * 1024 - 1 } };
+	struct replay_params p = { .policy = &kvt_policy_auto, .frames = { 2, 0, 0, 7 }, .token_bytes = 1024,
+				   .tokens_per_s = 1000, .load_bytes_per_s = { 0, 0, 0, 1000 * 1024 - 1 } };
 	struct replay_result r;
 	struct trace t;
 
