@@ -3,8 +3,9 @@
  * Attention over blocks.
  *
  * The splits that a pass must see are taken in groups. A group is as many
- * consecutive splits as half the host frames hold (the other half is for
- * the group that loads meanwhile), at least one. Its work is cut into units,
+ * consecutive splits as a small share of the host frames holds, at least one:
+ * what one group holds, and the next while it loads, does not stay for the next
+ * round of what is read in a cycle. Its work is cut into units,
  * one KV head's rows each: either a block of query rows over all the group's
  * splits, merged into the running state at once; or, where that gives too few
  * units for the threads (decoding), all query rows over one split, kept as a
@@ -23,6 +24,7 @@
 #define UNIT_ROWS 128	   /* query rows of a unit */
 #define PART_TOKENS 64	   /* query tokens x splits whose parts are kept */
 #define RUN_MAX 16	   /* splits */
+#define STREAM_SHARE 16	   /* of the host frames, for a group; as much is for the next one */
 #define GROUP_BLOCKS 8192u /* the most blocks of a group */
 #define ALIGN 64
 
@@ -142,7 +144,7 @@ int kvt_attend_create(const struct kvt_attend_params *p, struct kvt_store *store
 	struct layout l = layout_of(p);
 	uint8_t *memory = aligned_alloc(ALIGN, round_up(l.total, ALIGN));
 	struct kvt_attend *a = (struct kvt_attend *)memory;
-	uint32_t half = p->frames > 2 ? (p->frames - 1) / 2 : 1;
+	uint32_t share = p->frames / STREAM_SHARE;
 
 	if (!memory)
 		return kvt_fail(-ENOMEM, "no memory for attention's scratch (%llu bytes)", (unsigned long long)l.total);
@@ -156,7 +158,7 @@ int kvt_attend_create(const struct kvt_attend_params *p, struct kvt_store *store
 		a->group[i].blocks = (uint32_t *)(memory + l.blocks[i]);
 	set_state(&a->run, memory + l.run, (uint64_t)p->max_query_rows * p->max_query_heads);
 	set_state(&a->part, memory + l.part, (uint64_t)PART_TOKENS * p->max_query_heads);
-	a->window = half < p->split_blocks ? p->split_blocks : half;
+	a->window = share < p->split_blocks ? p->split_blocks : share;
 	if (a->window > a->capacity)
 		a->window = a->capacity;
 	pthread_mutex_init(&a->turn, NULL);
