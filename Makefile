@@ -139,7 +139,7 @@ demo: ## install what is missing, build, answer a 32K prompt with 1/12 of its ca
 	@scripts/demo
 
 check: ## install what is missing, build, run every test that this machine can run
-	@scripts/check plain asan tsan fuzz lint
+	@scripts/check plain asan tsan fuzz vm kasan lint
 
 check-plain: ## the tests alone, without sanitizers; ONLY=PATTERN picks some
 	@scripts/check plain

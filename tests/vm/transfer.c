@@ -262,7 +262,8 @@ CASE(file_size_limit)
 /* The disk's word reaches the caller. */
 CASE(disk_full)
 {
-	int pool = vt_pool(0, 2 * MIB, 1), queue = vt_queue(1, -1), file = vt_file("/mnt", 0, 0), rest = vt_file("/mnt", 0, 0);
+	int pool = vt_pool(0, 2 * MIB, 1), queue = vt_queue(1, -1);
+	int file = vt_file("/mnt", 0, 0), rest = vt_file("/mnt", 0, 0);
 	long long before = vt_sysfs("errors_io");
 	struct statvfs room;
 	int result = 0;
