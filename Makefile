@@ -57,6 +57,14 @@ REF_OBJ  := $(call objs,$(REF_SRC)) $(call simd_objs,$(REF_SIMD))
 TOOL_OBJ := $(call objs,$(TOOL_SRC)) $(call simd_objs,$(TOOL_SIMD))
 MAIN_OBJ := $(BUILD)/obj/userspace/tools/main.o
 
+# The llama.cpp plug-in needs ggml's public headers, of libggml-dev: the system's, or those of scripts/llama/fetch.
+LLAMA_CACHE  ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvtier/llama
+GGML_INCLUDE ?= $(patsubst %/ggml-backend.h,%,$(firstword $(wildcard \
+		/usr/include/ggml-backend.h $(LLAMA_CACHE)/*/usr/include/ggml-backend.h)))
+PLUGIN_SHIM  := $(call objs,userspace/engines/ggml/shim.c)
+PLUGIN_OBJ   := $(call objs,$(wildcard userspace/engines/ggml/*.c))
+PLUGIN       := $(if $(GGML_INCLUDE),$(BUILD)/libggml-kvtier.so)
+
 # A test is one file and one program; tests/lib is what they share (and the mock GPU).
 TESTLIB_OBJ := $(call objs,$(wildcard tests/lib/*.c) userspace/gpu/mock.c)
 TEST_SRC    := $(wildcard tests/unit/*.c tests/conformance/*.c tests/gpu/*.c)
@@ -67,7 +75,7 @@ FUZZ_SRC    := $(wildcard tests/fuzz/*.c)
 FUZZ_BIN    := $(patsubst tests/%.c,$(BUILD)/%,$(FUZZ_SRC))
 
 .PHONY: all lib tests fuzzers
-all: lib $(BUILD)/kvtier ## build the library and the command (the default)
+all: lib $(BUILD)/kvtier plugin ## build the library, the command and, with ggml's headers, the plug-in (the default)
 
 lib: $(BUILD)/libkvtier.a $(BUILD)/libkvtier.so.$(SOMAJOR) ## build the library alone
 
@@ -83,6 +91,29 @@ $(BUILD)/libkvtier.so.$(SOMAJOR): $(LIB_OBJ) userspace/libkvtier.map
 	$(Q)$(CC) -shared -Wl,-soname,libkvtier.so.$(SOMAJOR) -Wl,--version-script=userspace/libkvtier.map \
 		$(CFLAGS) $(LDFLAGS) -o $@ $(LIB_OBJ) $(LIBS)
 	$(Q)ln -sf libkvtier.so.$(SOMAJOR) $(BUILD)/libkvtier.so
+
+.PHONY: plugin
+plugin: $(PLUGIN) ## build the llama.cpp plug-in alone
+ifeq ($(PLUGIN),)
+	@echo "  SKIP	libggml-kvtier.so: ggml-backend.h is nowhere: install libggml-dev, or run scripts/llama/fetch"
+endif
+
+# Alone in a directory: those beside them are another libc's.
+$(BUILD)/ggml/ggml.h: $(GGML_INCLUDE)/ggml.h
+	@mkdir -p $(@D)
+	$(Q)ln -sf $(GGML_INCLUDE)/ggml*.h $(@D)/
+
+$(PLUGIN_SHIM): $(BUILD)/ggml/ggml.h
+$(PLUGIN_SHIM): override CPPFLAGS += -isystem $(BUILD)/ggml
+$(PLUGIN_OBJ): override CFLAGS += -fvisibility=hidden
+
+$(BUILD)/libkvtggml.a: $(filter-out $(PLUGIN_SHIM),$(PLUGIN_OBJ))
+	$(call say,AR)
+	$(Q)rm -f $@ && ar rcs $@ $^
+
+$(BUILD)/libggml-kvtier.so: $(PLUGIN_SHIM) $(BUILD)/libkvtggml.a $(BUILD)/libkvtier.a
+	$(call say,LD)
+	$(Q)$(CC) -shared -Wl,--exclude-libs,ALL -Wl,-z,defs $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 $(BUILD)/libkvtref.a: $(REF_OBJ)
 	$(call say,AR)
@@ -100,7 +131,7 @@ $(BUILD)/kvtier: $(TOOL_OBJ) $(BUILD)/libkvtref.a $(BUILD)/libkvtier.a
 	$(call say,LD)
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
 
-TEST_LIBS := $(patsubst %,$(BUILD)/libkvt%.a,test tools ref ier)
+TEST_LIBS := $(patsubst %,$(BUILD)/libkvt%.a,test tools ggml ref ier)
 $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(TEST_LIBS)
 	@mkdir -p $(@D)
 	$(call say,LD)
@@ -127,7 +158,7 @@ $(BUILD)/obj/%.o: %.c
 	$(call say,CC)
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
 
--include $(patsubst %.o,%.d,$(LIB_OBJ) $(REF_OBJ) $(TOOL_OBJ) $(TESTLIB_OBJ) $(call objs,$(TEST_SRC) $(FUZZ_SRC)))
+-include $(patsubst %.o,%.d,$(LIB_OBJ) $(REF_OBJ) $(TOOL_OBJ) $(PLUGIN_OBJ) $(TESTLIB_OBJ) $(call objs,$(TEST_SRC) $(FUZZ_SRC)))
 .SECONDARY:
 
 # ---- what people type -------------------------------------------------------
@@ -193,6 +224,7 @@ install: all ## install command, library, headers, pkg-config file and man pages
 	install $(BUILD)/libkvtier.so.$(SOMAJOR) $(DESTDIR)$(libdir)/libkvtier.so.$(VERSION)
 	ln -sf libkvtier.so.$(VERSION) $(DESTDIR)$(libdir)/libkvtier.so.$(SOMAJOR)
 	ln -sf libkvtier.so.$(SOMAJOR) $(DESTDIR)$(libdir)/libkvtier.so
+	$(if $(PLUGIN),install $(PLUGIN) $(DESTDIR)$(libdir)/)
 	sed -e 's|@prefix@|$(prefix)|' -e 's|@libdir@|$(libdir)|' -e 's|@includedir@|$(includedir)|' \
 		-e 's|@version@|$(VERSION)|' userspace/kvtier.pc.in >$(DESTDIR)$(pkgconfigdir)/kvtier.pc
 	scripts/install-man $(DESTDIR)$(mandir) $(MAN)
@@ -202,6 +234,7 @@ uninstall: ## remove what install put there
 	scripts/install-man --remove $(DESTDIR)$(mandir) $(MAN)
 	rm -f $(DESTDIR)$(bindir)/kvtier $(DESTDIR)$(pkgconfigdir)/kvtier.pc
 	rm -f $(patsubst include/%,$(DESTDIR)$(includedir)/%,$(HEADERS))
+	rm -f $(DESTDIR)$(libdir)/libggml-kvtier.so
 	rm -f $(addprefix $(DESTDIR)$(libdir)/libkvtier.,a so so.$(SOMAJOR) so.$(VERSION))
 	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ]; then ldconfig; fi
 

@@ -237,7 +237,7 @@ START_TEST(extremes)
 
 				for (int j = 0; j < 32; j++)
 					x[j] = most[m] * ((float)(j - 16) / 16);
-				/* kvt_codec_convert() guards the environment itself; the variants are called in the default one */
+				/* the variants are called in the default environment */
 				variants[v].convert(got, types[t].codec, x, KVT_F32, 32);
 				if (!tiny) {
 					ref_encode(types[t].codec, want, x);

@@ -1,0 +1,49 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# What the plug-in cannot do it refuses by name, with the way out, before the first token or with the first request; the
+# process is never aborted. Without configuration, or with a wrong one, there is no device.
+# shellcheck source=tests/lib/llama.sh
+. "$KVT_SOURCE/tests/lib/llama.sh"
+need_model
+dir=$TMPDIR/refuses
+mkdir "$dir"
+on=(-dev KVTIER0 -ngl 99 -fa on)
+
+# refused NAME TEXT VARIABLE=VALUE... -- OPTION...: says so, and ends by itself with an error or lives and fails the request
+refused() {
+	local name=$1 text=$2
+	shift 2
+	if serve GGML_BACKEND_PATH="$plugin" "$@" -c 1024 -np 1; then
+		ask completion '{"prompt":"Once","n_predict":2}' | grep -q '"error"' || wrong "$name: the request did not fail"
+		kill -0 $server 2>/dev/null || wrong "$name: the server ended with the request"
+	else
+		wait $server
+		[ $? -lt 124 ] || wrong "$name: exit code $?"
+		server=
+	fi
+	stop
+	grep -q -- "$text" "$TMPDIR/server.log" || wrong "$name: no \"$text\": $(grep kvtier: "$TMPDIR/server.log" | head -n 3)"
+}
+
+m=KVTIER_RAM_BYTES=64M
+refused "flash attention off" 'start with -fa on' $m -- -dev KVTIER0 -ngl 99 -fa off
+refused "f32" 'use -ctk and -ctv f16' $m -- "${on[@]}" -ctk f32 -ctv f32
+refused "too little for anything" 'KVTIER_RAM_BYTES is 102400' KVTIER_RAM_BYTES=100K KVTIER_DISK_BYTES=64M -- "${on[@]}"
+refused "no such directory" '/nowhere' KVTIER_RAM_BYTES=16M KVTIER_DISK_BYTES=64M KVTIER_DISK_DIR=/nowhere -- "${on[@]}"
+
+# no_device TEXT VARIABLE=VALUE...: llama.cpp itself knows no such device
+no_device() {
+	local text=$1
+	shift
+	tiered "$@" llama-completion -m "$model" -p x -n 1 -no-cnv "${on[@]}" >"$dir/log" 2>&1 && wrong "$*: there is a device"
+	grep -q -- "$text" "$dir/log" || wrong "$*: no \"$text\": $(grep -i kvtier "$dir/log" | head -n 3)"
+}
+
+no_device 'invalid device: KVTIER0' LANG=C
+no_device 'KVTIER_RAM is not known' $m KVTIER_RAM=1
+no_device 'KVTIER_RAM_BYTES is not set' KVTIER_DISK_BYTES=1G
+no_device 'a number from 1 to 1024' $m KVTIER_THREADS=many
+printf 'ram_bytes=64M\nthread=2\n' >"$dir/conf"
+no_device 'conf:2: thread is not known' KVTIER_CONFIG="$dir/conf"
+rm -rf "$dir" "$TMPDIR/server.log"
+exit $failed
