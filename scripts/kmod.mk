@@ -13,6 +13,7 @@ $(VM_TEST_BIN): $(BUILD)/tests/vm/%: tests/vm/%.c tests/vm/vt.c tests/vm/vt.h in
 
 # Engines of the tests: with the library.
 VM_ENGINES := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/vm/engine/*.c))
+-include $(patsubst $(BUILD)/%,$(BUILD)/obj/%.d,$(VM_ENGINES))
 $(BUILD)/tests/vm/engine/%: $(BUILD)/obj/tests/vm/engine/%.o $(BUILD)/libkvtref.a $(BUILD)/libkvtier.a
 	@mkdir -p $(@D)
 	$(call say,LD)
