@@ -162,7 +162,7 @@ static int add_blocks(struct reader *r, const json_t *ids, uint32_t root)
 		r->sorted[i] = (uint64_t)json_integer_value(id);
 		ret = add_block(r, root, &before, r->sorted[i]);
 	}
-	if (ret)
+	if (ret || n < 2)
 		return ret;
 	qsort(r->sorted, n, sizeof(*r->sorted), by_id);
 	for (size_t i = 1; i < n; i++)
