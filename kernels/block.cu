@@ -155,51 +155,134 @@ convert(typename element<SRC>::type v)
 		return element<DST>::narrow(element<SRC>::widen(v));
 }
 
-template <int SRC, int DST> static __device__ void append_rows(const struct kvt_append_args &a)
+/* By a warp. Elements lie at multiples of their size, in rows and in blocks. */
+template <int SRC, int DST> static __device__ void encode_row(uint64_t d, uint64_t s, uint32_t elements)
 {
 	typedef typename element<SRC>::type src_t;
 	typedef typename element<DST>::type dst_t;
 	typedef several<src_t, 8> src8;
 	typedef several<dst_t, 8> dst8;
-	const uint64_t *blocks = at<const uint64_t>(a.blocks);
-	const uint32_t *rows = at<const uint32_t>(a.rows);
-	const uint32_t lane = threadIdx.x % 32, per_block = blockDim.x / 32;
+	const uint32_t lane = threadIdx.x % 32;
+	uint32_t done = 0;
 
-	for (uint64_t i = (uint64_t)blockIdx.x * per_block + threadIdx.x / 32; i < a.n;
-	     i += (uint64_t)gridDim.x * per_block) {
-		const uint64_t s = a.src + i * a.src_stride;
-		const uint64_t d = blocks[i] + (uint64_t)rows[i] * a.elements * sizeof(dst_t);
-		uint32_t done = 0;
-
-		if ((s | d) % 16 == 0) {
-			done = a.elements / 8 * 8;
-			for (uint32_t e = lane; e < done / 8; e += 32) {
-				const src8 in = at<const src8>(s)[e];
-				dst8 out;
+	if ((s | d) % 16 == 0) {
+		done = elements / 8 * 8;
+		for (uint32_t e = lane; e < done / 8; e += 32) {
+			const src8 in = at<const src8>(s)[e];
+			dst8 out;
 
 #pragma unroll
-				for (int k = 0; k < 8; k++)
-					out.v[k] = convert<SRC, DST>(in.v[k]);
-				at<dst8>(d)[e] = out;
-			}
+			for (int k = 0; k < 8; k++)
+				out.v[k] = convert<SRC, DST>(in.v[k]);
+			at<dst8>(d)[e] = out;
 		}
-		for (uint32_t e = done + lane; e < a.elements; e += 32)
-			at<dst_t>(d)[e] = convert<SRC, DST>(at<const src_t>(s)[e]);
+	}
+	for (uint32_t e = done + lane; e < elements; e += 32)
+		at<dst_t>(d)[e] = convert<SRC, DST>(at<const src_t>(s)[e]);
+}
+
+static __device__ __forceinline__ uint32_t row_bytes(uint32_t type, uint32_t elements)
+{
+	return elements * (type == ROW_F32 ? 4 : 2);
+}
+
+template <int SRC, int DST> static __device__ void append_rows(const struct kvt_append_args &a)
+{
+	const uint64_t *blocks = at<const uint64_t>(a.blocks);
+	const uint32_t *rows = at<const uint32_t>(a.rows);
+	const uint32_t per_block = blockDim.x / 32;
+
+	for (uint64_t i = (uint64_t)blockIdx.x * per_block + threadIdx.x / 32; i < a.n;
+	     i += (uint64_t)gridDim.x * per_block)
+		encode_row<SRC, DST>(blocks[i] + (uint64_t)rows[i] * row_bytes(DST, a.elements), a.src + i * a.src_stride,
+				     a.elements);
+}
+
+#define EACH_PAIR(call, a)                                                                                             \
+	switch (a.src_type * 3 + a.dst_type) {                                                                         \
+	case ROW_F32 * 3 + ROW_F32: return call<ROW_F32, ROW_F32>(a);                                                  \
+	case ROW_F32 * 3 + ROW_F16: return call<ROW_F32, ROW_F16>(a);                                                  \
+	case ROW_F32 * 3 + ROW_BF16: return call<ROW_F32, ROW_BF16>(a);                                                \
+	case ROW_F16 * 3 + ROW_F32: return call<ROW_F16, ROW_F32>(a);                                                  \
+	case ROW_F16 * 3 + ROW_F16: return call<ROW_F16, ROW_F16>(a);                                                  \
+	case ROW_F16 * 3 + ROW_BF16: return call<ROW_F16, ROW_BF16>(a);                                                \
+	case ROW_BF16 * 3 + ROW_F32: return call<ROW_BF16, ROW_F32>(a);                                                \
+	case ROW_BF16 * 3 + ROW_F16: return call<ROW_BF16, ROW_F16>(a);                                                \
+	case ROW_BF16 * 3 + ROW_BF16: return call<ROW_BF16, ROW_BF16>(a);                                              \
+	}
+
+extern "C" __global__ void __launch_bounds__(1024) block_append(const struct kvt_append_args a)
+{
+	EACH_PAIR(append_rows, a)
+}
+
+/* ---- extend: a warp takes a row, and digests what it has written ---- */
+
+static __device__ uint64_t row_digest(uint64_t row, uint32_t bytes, uint32_t index, const uint64_t *secret)
+{
+	const uint32_t lane = threadIdx.x % 32;
+	uint64_t h = 0;
+
+	if (bytes <= XXH3_LONG)
+		return lane ? 0 : xxh3_row_digest(xxh3_short(at<const uint8_t>(row), bytes, secret), index);
+	if (lane < 4)
+		h = xxh3_long_part(at<const uint8_t>(row), bytes, lane, secret);
+	h += __shfl_xor_sync(0xffffffffu, h, 1);
+	h += __shfl_xor_sync(0xffffffffu, h, 2);
+	return lane ? 0 : xxh3_row_digest(xxh3_avalanche(bytes * XXH3_P64_1 + h), index);
+}
+
+template <int SRC, int DST> static __device__ void extend_rows(const struct kvt_extend_args &a)
+{
+	__shared__ uint64_t secret[XXH3_SECRET_WORDS];
+	const uint64_t *blocks = at<const uint64_t>(a.blocks);
+	unsigned long long *sums = at<unsigned long long>(a.sums);
+	const uint32_t *tokens = at<const uint32_t>(a.tokens), *rows = at<const uint32_t>(a.rows);
+	const uint32_t per_block = blockDim.x / 32, bytes = row_bytes(DST, a.elements), n = tokens[a.n_seqs];
+
+	if (threadIdx.x < XXH3_SECRET_WORDS)
+		secret[threadIdx.x] = xxh3_secret[threadIdx.x];
+	__syncthreads();
+	for (uint32_t t = blockIdx.x * per_block + threadIdx.x / 32; t < n; t += gridDim.x * per_block) {
+		uint32_t i = 0, end = a.n_seqs;
+
+		while (end - i > 1) {
+			const uint32_t middle = (i + end) / 2;
+
+			if (t >= tokens[middle])
+				i = middle;
+			else
+				end = middle;
+		}
+		const uint32_t position = rows[i] - (tokens[i + 1] - t), row = position % a.block_rows;
+		const uint64_t entry = (uint64_t)i * a.table_stride + position / a.block_rows;
+		const uint64_t d = blocks[entry] + (uint64_t)row * bytes;
+
+		encode_row<SRC, DST>(d, a.src + t * a.src_stride, a.elements);
+		__syncwarp();
+		const uint64_t sum = row_digest(d, bytes, row, secret);
+
+		if (threadIdx.x % 32 == 0)
+			atomicAdd(&sums[entry], (unsigned long long)sum);
 	}
 }
 
-/* Elements lie at multiples of their size, in rows and in blocks. */
-extern "C" __global__ void __launch_bounds__(1024) block_append(const struct kvt_append_args a)
+extern "C" __global__ void __launch_bounds__(1024) block_extend(const struct kvt_extend_args a)
 {
-	switch (a.src_type * 3 + a.dst_type) {
-	case ROW_F32 * 3 + ROW_F32: return append_rows<ROW_F32, ROW_F32>(a);
-	case ROW_F32 * 3 + ROW_F16: return append_rows<ROW_F32, ROW_F16>(a);
-	case ROW_F32 * 3 + ROW_BF16: return append_rows<ROW_F32, ROW_BF16>(a);
-	case ROW_F16 * 3 + ROW_F32: return append_rows<ROW_F16, ROW_F32>(a);
-	case ROW_F16 * 3 + ROW_F16: return append_rows<ROW_F16, ROW_F16>(a);
-	case ROW_F16 * 3 + ROW_BF16: return append_rows<ROW_F16, ROW_BF16>(a);
-	case ROW_BF16 * 3 + ROW_F32: return append_rows<ROW_BF16, ROW_F32>(a);
-	case ROW_BF16 * 3 + ROW_F16: return append_rows<ROW_BF16, ROW_F16>(a);
-	case ROW_BF16 * 3 + ROW_BF16: return append_rows<ROW_BF16, ROW_BF16>(a);
-	}
+	EACH_PAIR(extend_rows, a)
+}
+
+extern "C" __global__ void __launch_bounds__(1024) block_set(const struct kvt_set_args a)
+{
+	if (blockIdx.x == 0 && threadIdx.x < a.n)
+		at<uint64_t>(a.words)[a.index[threadIdx.x]] = a.value[threadIdx.x];
+}
+
+extern "C" __global__ void __launch_bounds__(1024) block_advance(const struct kvt_advance_args a)
+{
+	uint32_t *rows = at<uint32_t>(a.rows);
+	const uint32_t *tokens = at<const uint32_t>(a.tokens);
+
+	for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < a.n_seqs; i += gridDim.x * blockDim.x)
+		rows[i] += tokens[i + 1] - tokens[i];
 }

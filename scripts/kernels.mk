@@ -28,6 +28,34 @@ $(BUILD)/kernels/kvtier.cu: $(KERNELS)
 $(FATBIN): $(BUILD)/kernels/kvtier.cu $(wildcard kernels/*.cuh) userspace/gpu/kernels.h
 	$(call say,NVCC)
 	$(Q)$(NVCC) $(NVCC_FLAGS) -I. -Ikernels -Iuserspace $(kernel_code) -fatbin -o $@ $<
+	$(Q)echo $(kernel_sm:%=sm_%) compute_80 > $@.archs
+
+# Once made, they are part of the library, and kept up to date with it.
+ifneq ($(wildcard $(FATBIN)),)
+FATBIN_OBJ := $(BUILD)/obj/userspace/gpu/fatbin.o
+$(FATBIN_OBJ): override CPPFLAGS += -DKVT_FATBIN='"$(abspath $(FATBIN))"' -DKVT_FATBIN_ARCHS='"$(shell cat $(FATBIN).archs)"'
+$(FATBIN_OBJ): $(FATBIN)
+endif
+
+# Programs to carry to a machine with a GPU that has the C library and the driver and nothing else of what they need.
+CARRY       := $(BUILD)/carry
+CARRY_LIBS  := -Wl,-Bstatic -luring -ljansson -lnuma -lcheck_pic -lsubunit -Wl,-Bdynamic -lm -lrt -ldl -pthread
+CARRY_TESTS := conformance/gpu unit/store_gpu unit/cache_gpu
+.PHONY: carry
+carry: $(CARRY)/kvtier $(patsubst %,$(CARRY)/%,$(notdir $(CARRY_TESTS))) ## programs for a bare machine with a GPU
+
+$(CARRY)/kvtier: $(TOOL_OBJ) $(BUILD)/libkvtref.a $(BUILD)/libkvtier.a
+	@mkdir -p $(@D)
+	$(call say,LD)
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -s -o $@ $^ $(CARRY_LIBS)
+
+define carry_test
+$(CARRY)/$(notdir $(1)): $(BUILD)/obj/tests/$(1).o $(TEST_LIBS)
+	@mkdir -p $$(@D)
+	$$(call say,LD)
+	$$(Q)$$(CC) $$(CFLAGS) $$(LDFLAGS) -s -o $$@ $$< -Wl,--start-group $(TEST_LIBS) -Wl,--end-group $(CARRY_LIBS)
+endef
+$(foreach t,$(CARRY_TESTS),$(eval $(call carry_test,$(t))))
 
 # The check as a program that needs nothing but the C library and the driver, to carry to a machine with a GPU.
 $(BUILD)/kernels/gpu_check: $(BUILD)/obj/tests/gpu/gpu_check.o $(BUILD)/libkvtier.a

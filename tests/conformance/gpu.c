@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "codec/codec.h"
@@ -51,6 +52,11 @@ static int open_slow_mock(void)
 	return err;
 }
 
+static int open_cuda(void)
+{
+	return kvt_gpu_cuda_open(0, &g);
+}
+
 static const struct backend {
 	const char *name;
 	int (*open)(void);
@@ -60,16 +66,17 @@ static const struct backend {
 	{ "mock", open_mock, true },
 	{ "mock, late and out of order", open_late_mock, true },
 	{ "mock, three calls late", open_slow_mock, true },
+	{ "cuda", open_cuda, false }, /* the last: not everywhere */
 };
 
-#define BACKENDS ((int)(sizeof(backends) / sizeof(backends[0])))
+static int n_backends = (int)(sizeof(backends) / sizeof(backends[0]));
 
 /* Opens the backend of this loop; CASE_END closes it and sees that nothing was done wrong on the way. */
 #define CASE(name)                                                                                                     \
 	static void body_##name(void);                                                                                 \
 	START_TEST(name)                                                                                               \
 	{                                                                                                              \
-		ck_assert_int_eq(backends[_i].open(), 0);                                                              \
+		ck_assert_msg(!backends[_i].open(), "backend %d: %s", _i, kvt_last_error());                             \
 		body_##name();                                                                                         \
 		if (backends[_i].mock)                                                                                 \
 			ck_assert_str_eq(kvt_mock_fault(g), "");                                                       \
@@ -764,6 +771,83 @@ CASE(append_encodes_as_the_cpu_does)
 	g->ops->host_free(g, host_in);
 }
 
+/* A batch of sequences of different lengths, one with nothing new: rows where positions say, digests added up. */
+CASE(extend_places_and_digests)
+{
+	enum { SEQS = 3, STRIDE = 4, BLOCK_ROWS = 5, ELEMENTS = 48, N = 11 };
+	static const uint32_t tokens[SEQS + 1] = { 0, 4, 4, N }, rows[SEQS] = { 9, 3, 17 };
+	static float in[N * ELEMENTS];
+	static uint8_t want[SEQS * STRIDE * BLOCK_ROWS * ELEMENTS * 4], out[sizeof(want)];
+	uint64_t blocks[SEQS * STRIDE], sums[SEQS * STRIDE], got[SEQS * STRIDE];
+	kvt_dptr mem = device(sizeof(want)), d_in, d_blocks, d_sums = device(sizeof(sums)), d_tokens, d_rows;
+
+	d_tokens = upload(tokens, sizeof(tokens));
+	d_rows = upload(rows, sizeof(rows));
+	randomise(in, sizeof(in));
+	d_in = upload(in, sizeof(in));
+	for (uint32_t type = 0; type <= KVT_BF16; type++) {
+		uint32_t row = (uint32_t)kvt_codec_bytes(type, ELEMENTS);
+		struct kvt_extend_args a = {
+			.src = d_in, .src_stride = ELEMENTS * 4, .sums = d_sums, .tokens = d_tokens, .rows = d_rows,
+			.n_seqs = SEQS, .table_stride = STRIDE, .block_rows = BLOCK_ROWS, .elements = ELEMENTS,
+			.src_type = KVT_F32, .dst_type = type,
+		};
+		void *args[] = { &a };
+
+		memset(want, 0xa5, sizeof(want));
+		OK(g->ops->copy_h2d(g, mem, want, sizeof(want)));
+		for (uint32_t i = 0; i < SEQS * STRIDE; i++) {
+			blocks[i] = mem + (i * 7 + 2) % (SEQS * STRIDE) * BLOCK_ROWS * row;
+			sums[i] = rnd();
+		}
+		OK(g->ops->copy_h2d(g, d_sums, sums, sizeof(sums)));
+		a.blocks = d_blocks = upload(blocks, sizeof(blocks));
+		for (uint32_t i = 0; i < SEQS; i++)
+			for (uint32_t t = tokens[i]; t < tokens[i + 1]; t++) {
+				uint32_t position = rows[i] - tokens[i + 1] + t, at = i * STRIDE + position / BLOCK_ROWS;
+				uint8_t *dst = want + (blocks[at] - mem) + position % BLOCK_ROWS * row;
+
+				kvt_codec_convert(dst, type, in + t * ELEMENTS, KVT_F32, ELEMENTS);
+				sums[at] += kvt_row_digest(position % BLOCK_ROWS, dst, row);
+			}
+		OK(g->ops->launch(g, kernel("extend"), grid, block, 0, 0, args, 1));
+		OK(g->ops->copy_d2h(g, out, mem, sizeof(out)));
+		OK(g->ops->copy_d2h(g, got, d_sums, sizeof(got)));
+		ck_assert(!memcmp(out, want, sizeof(out)));
+		ck_assert(!memcmp(got, sums, sizeof(got)));
+		g->ops->free(g, d_blocks);
+	}
+}
+
+CASE(set_and_advance)
+{
+	uint64_t words[50], want[50];
+	uint32_t rows[3] = { 7, 0, 100 }, tokens[4] = { 0, 1, 1, 34 };
+	struct kvt_set_args a = { .n = KVT_SET_MAX };
+	struct kvt_advance_args b = { .n_seqs = 3 };
+	void *set[] = { &a }, *advance[] = { &b };
+	kvt_dptr d_words, d_rows = upload(rows, sizeof(rows)), d_tokens = upload(tokens, sizeof(tokens));
+
+	randomise(words, sizeof(words));
+	memcpy(want, words, sizeof(want));
+	a.words = d_words = upload(words, sizeof(words));
+	for (uint32_t i = 0; i < a.n; i++) {
+		a.index[i] = (i * 3 + 1) % 50;
+		a.value[i] = want[a.index[i]] = ~want[a.index[i]];
+	}
+	OK(g->ops->launch(g, kernel("set"), grid, block, 0, 0, set, 1));
+	OK(g->ops->copy_d2h(g, words, d_words, sizeof(words)));
+	ck_assert(!memcmp(words, want, sizeof(words)));
+	b.rows = d_rows;
+	b.tokens = d_tokens;
+	for (int k = 0; k < 2; k++)
+		OK(g->ops->launch(g, kernel("advance"), grid, block, 0, 0, advance, 1));
+	OK(g->ops->copy_d2h(g, rows, d_rows, sizeof(rows)));
+	ck_assert_uint_eq(rows[0], 9);
+	ck_assert_uint_eq(rows[1], 0);
+	ck_assert_uint_eq(rows[2], 166);
+}
+
 /* A captured launch keeps the arguments it was given and reads memory when it runs. */
 CASE(a_graph_replays_a_launch)
 {
@@ -929,6 +1013,26 @@ START_TEST(cpu_tells_of_a_wrong_free)
 }
 END_TEST
 
+/* In a child: CUDA does not survive the fork() that comes before each case. */
+static bool cuda_is_there(void)
+{
+	pid_t child;
+	int status;
+
+	fflush(NULL);
+	child = fork();
+	if (!child) {
+		status = open_cuda();
+		if (status)
+			printf("cuda: not tested: %s\n", kvt_last_error());
+		else
+			printf("cuda: %s\n", g->description);
+		fflush(stdout);
+		_exit(status == -ENODEV ? 77 : 0); /* another error is the cases' to find */
+	}
+	return child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 77;
+}
+
 int main(void)
 {
 	Suite *s = suite_create("gpu");
@@ -936,7 +1040,8 @@ int main(void)
 	SRunner *r = srunner_create(s);
 	int failed;
 
-#define ADD(name) tcase_add_loop_test(t, name, 0, BACKENDS)
+	n_backends -= !cuda_is_there();
+#define ADD(name) tcase_add_loop_test(t, name, 0, n_backends)
 	tcase_set_timeout(t, 60);
 	ADD(alloc_is_aligned_and_distinct);
 	ADD(alloc_keeps_within_memory);
@@ -963,6 +1068,8 @@ int main(void)
 	ADD(digest_equals_the_cpus);
 	ADD(copy_gathers_and_scatters);
 	ADD(append_encodes_as_the_cpu_does);
+	ADD(extend_places_and_digests);
+	ADD(set_and_advance);
 	ADD(a_graph_replays_a_launch);
 	ADD(no_entry_is_null);
 	tcase_add_test(t, nosys_refuses_everything);

@@ -305,21 +305,14 @@ static int cpu_copy_2d_async(struct kvt_gpu *gpu, kvt_dptr dst, uint64_t dst_pit
 		},
 	};
 	uint64_t dst_bytes, src_bytes;
+	int err = kvt_span_2d(dst_pitch, src_pitch, width, height, &dst_bytes, &src_bytes);
 
-	if (width && height) {
-		if (width > dst_pitch || width > src_pitch)
-			return kvt_fail(-EINVAL, "copy_2d: rows of %llu bytes, pitches of %llu and %llu",
-					(unsigned long long)width, (unsigned long long)dst_pitch,
-					(unsigned long long)src_pitch);
-		if (__builtin_mul_overflow(dst_pitch, height - 1, &dst_bytes) ||
-		    __builtin_add_overflow(dst_bytes, width, &dst_bytes) ||
-		    __builtin_mul_overflow(src_pitch, height - 1, &src_bytes) ||
-		    __builtin_add_overflow(src_bytes, width, &src_bytes))
-			return kvt_fail(-EINVAL, "copy_2d: %llu rows are more than an address space",
-					(unsigned long long)height);
-		if (check_device(c, "copy_2d to", dst, dst_bytes) || check_device(c, "copy_2d from", src, src_bytes))
-			return -EINVAL;
-	}
+	if (!err && dst_bytes)
+		err = check_device(c, "copy_2d to", dst, dst_bytes);
+	if (!err && src_bytes)
+		err = check_device(c, "copy_2d from", src, src_bytes);
+	if (err)
+		return err;
 	return put(c, stream, &op);
 }
 

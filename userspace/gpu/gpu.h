@@ -2,7 +2,7 @@
 /*
  * GPU backend: one table of functions, five concerns (memory, launch, streams,
  * graphs, events). Backends: cpu.c (the reference: runs the kernels' C twins in
- * order), mock.c (tests: records, refuses, delays, reorders), cuda.c (later).
+ * order), mock.c (tests: records, refuses, delays, reorders), cuda.c.
  *
  * Every entry is a function. What a backend lacks returns -ENOSYS; nothing is
  * NULL and nothing succeeds silently. All return 0 or a negative errno unless
@@ -11,6 +11,10 @@
  * Work on a stream may run at any time until it is synchronised; arguments of a
  * launch are copied before it returns. What fails after its call returned shows
  * at the next synchronisation of its stream.
+ *
+ * -ENODEV from an entry of an open backend: the device, or the context on it, is
+ * gone with all its memory (a fault of the hardware or of a kernel, a suspend).
+ * Every later call says the same, frees do nothing, and close still works.
  *
  * Threads: any entry from any thread; one stream's users order themselves.
  */
@@ -90,6 +94,8 @@ struct kvt_gpu_ops {
 struct kvt_gpu {
 	const struct kvt_gpu_ops *ops;
 	uint32_t device;
+	uint32_t sm; /* compute capability, 90 for 9.0; 0: the kernels are their twins */
+	uint32_t processors, shared_max; /* multiprocessors; bytes of shared memory that a thread block may ask for */
 	bool host_readable; /* device memory may be read by the CPU at (void *)(uintptr_t)kvt_dptr */
 	char description[96];
 };
@@ -99,6 +105,15 @@ int kvt_gpu_cpu_open(uint32_t device, struct kvt_gpu **gpu);
 
 /* As above, with @bytes of device memory (0: the machine's physical memory). */
 int kvt_gpu_cpu_open_limit(uint32_t device, uint64_t bytes, struct kvt_gpu **gpu);
+
+/*
+ * An NVIDIA GPU through libcuda.so.1. -ENODEV: no driver, no such device, or a
+ * build without kernels; -ENOEXEC: kernels for other GPUs alone. The message says which.
+ */
+int kvt_gpu_cuda_open(uint32_t device, struct kvt_gpu **gpu);
+
+/* What this build holds kernels for: "sm_80 sm_90a compute_80"; "" where nvcc was missing. */
+const char *kvt_gpu_kernel_archs(void);
 
 /* A C twin: what a kernel does, for the whole grid. Its result does not depend on the grid. */
 typedef int (*kvt_twin)(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args);

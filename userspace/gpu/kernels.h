@@ -55,6 +55,47 @@ struct kvt_append_args {
 };
 
 /*
+ * Rows of a batch of sequences, as attention has them (below): sequence i has
+ * source rows [tokens[i], tokens[i + 1]), which become the last of its rows[i].
+ */
+
+/*
+ * "block", "extend": append each row, encoded as by append, where its position
+ * says: block blocks[i * table_stride + position / block_rows], row position %
+ * block_rows; and add its digest (kvt_row_digest) to what sums[] has at the
+ * same index. The rows were not there before.
+ */
+struct kvt_extend_args {
+	uint64_t src;	     /* [tokens[n_seqs]] rows of @elements of @src_type */
+	uint64_t src_stride; /* bytes */
+	uint64_t blocks;     /* [n_seqs][table_stride] u64: addresses */
+	uint64_t sums;	     /* [n_seqs][table_stride] u64: the blocks' digests */
+	uint64_t tokens;     /* [n_seqs + 1] u32 */
+	uint64_t rows;	     /* [n_seqs] u32 */
+	uint32_t n_seqs, table_stride;
+	uint32_t block_rows;
+	uint32_t elements;
+	uint32_t src_type;
+	uint32_t dst_type;
+};
+
+/* "block", "set": words[index[i]] = value[i] of 64-bit words. */
+#define KVT_SET_MAX 32
+struct kvt_set_args {
+	uint64_t words;
+	uint32_t n, reserved;
+	uint32_t index[KVT_SET_MAX];
+	uint64_t value[KVT_SET_MAX];
+};
+
+/* "block", "advance": rows[i] += tokens[i + 1] - tokens[i], of u32. */
+struct kvt_advance_args {
+	uint64_t rows;	 /* [n_seqs] */
+	uint64_t tokens; /* [n_seqs + 1] */
+	uint32_t n_seqs, reserved;
+};
+
+/*
  * "attend": attention over paged rows, for a batch of sequences; what is asked
  * is kvt_attend()'s contract (kvtier.h). Which kernels to launch, on what grid,
  * with how much shared memory and scratch: gpu/attend.h.

@@ -65,7 +65,7 @@ struct mock {
 	uint64_t calls, failable;
 	uint64_t fail_at, flip_at, flip_bit, delay, seed, copies;
 	int fail_err, refuse[KVT_MOCK_CALL_KINDS];
-	bool failed;
+	bool failed, gone;
 
 	struct kvt_mock_record *log;
 	uint64_t n_log, log_room;
@@ -273,6 +273,21 @@ static int reach(struct mock *m, const struct event *e, uint64_t turn)
 
 /* ---- a call comes in, and goes out ---- */
 
+/* As a device that is lost: what was in its memory and on its streams is no more. */
+static void go(struct mock *m)
+{
+	m->gone = true;
+	for (uint32_t i = 0; i < m->streams.n; i++) {
+		struct stream *s = m->streams.objects[i];
+
+		if (s)
+			s->head = s->n = 0;
+	}
+	open_memory(m);
+	memset(m->memory, GONE, m->touched);
+	close_memory(m);
+}
+
 /* Write the call down and decide whether it fails. Takes the lock; leave() lets it go. */
 static int enter(struct mock *m, struct kvt_mock_record r, bool can_fail)
 {
@@ -292,10 +307,14 @@ static int enter(struct mock *m, struct kvt_mock_record r, bool can_fail)
 		m->log[m->n_log++] = r;
 	if (!can_fail)
 		return 0;
+	if (m->gone)
+		return kvt_fail(-ENODEV, "mock: the device is gone");
 	if (m->refuse[r.call])
 		return kvt_fail(m->refuse[r.call], "mock: %s refused", kvt_mock_call_name(r.call));
 	if (m->fail_at && ++m->failable == m->fail_at) {
 		m->failed = true;
+		if (m->fail_err == -ENODEV)
+			go(m);
 		return kvt_fail(m->fail_err, "mock: call %llu (%s) fails", (unsigned long long)m->fail_at,
 				kvt_mock_call_name(r.call));
 	}
@@ -504,7 +523,7 @@ static int mock_host_unregister(struct kvt_gpu *gpu, void *p)
 	int err = ENTER(m, host_unregister, .dst = (uintptr_t)p);
 	const struct kvt_range *r;
 
-	if (!err) {
+	if (!err || m->gone) { /* what is registered is the host's to forget */
 		r = kvt_ranges_holding(&m->ranges, KVT_RANGE_REGISTERED, (uintptr_t)p, 1);
 		if (r && r->base == (uintptr_t)p)
 			forget(m, KVT_RANGE_REGISTERED, (uintptr_t)p, "host_unregister");

@@ -46,7 +46,10 @@ int kvt_mock_open(uint64_t memory, struct kvt_gpu **gpu);
 /* From now on the CPU may read and write device memory, as the cpu backend's. */
 void kvt_mock_readable(struct kvt_gpu *gpu);
 
-/* Fail the @nth call from now (1 is the next) with @err, changing nothing; 0: never. Only what can fail counts. */
+/*
+ * Fail the @nth call from now (1 is the next) with @err, changing nothing; 0: never. Only what can fail counts.
+ * With -ENODEV the device is gone from then on, and its memory's content with it.
+ */
 void kvt_mock_fail_at(struct kvt_gpu *gpu, uint64_t nth, int err);
 
 /* Whether that call has come: a sweep ends with the first run in which it has not. */

@@ -61,11 +61,25 @@ static uint64_t threads(struct kvt_dim3 d)
 	return (uint64_t)d.x * d.y * d.z;
 }
 
-int kvt_op_launch(struct kvt_op *op, const struct kvt_twin_entry *twin, struct kvt_dim3 grid, struct kvt_dim3 block,
-		  void *const *args, uint32_t n_args)
+int kvt_span_2d(uint64_t dst_pitch, uint64_t src_pitch, uint64_t width, uint64_t height, uint64_t *dst_bytes,
+		uint64_t *src_bytes)
 {
-	uint32_t at = 0;
+	*dst_bytes = *src_bytes = 0;
+	if (!width || !height)
+		return 0;
+	if (width > dst_pitch || width > src_pitch)
+		return kvt_fail(-EINVAL, "copy_2d: rows of %llu bytes, pitches of %llu and %llu", (unsigned long long)width,
+				(unsigned long long)dst_pitch, (unsigned long long)src_pitch);
+	if (__builtin_mul_overflow(dst_pitch, height - 1, dst_bytes) ||
+	    __builtin_add_overflow(*dst_bytes, width, dst_bytes) ||
+	    __builtin_mul_overflow(src_pitch, height - 1, src_bytes) ||
+	    __builtin_add_overflow(*src_bytes, width, src_bytes))
+		return kvt_fail(-EINVAL, "copy_2d: %llu rows are more than an address space", (unsigned long long)height);
+	return 0;
+}
 
+int kvt_launch_check(const struct kvt_twin_entry *twin, struct kvt_dim3 grid, struct kvt_dim3 block, uint32_t n_args)
+{
 	if (n_args != twin->n_args)
 		return kvt_fail(-EINVAL, "kernel %s.%s takes %u arguments, %u given", twin->module, twin->function,
 				twin->n_args, n_args);
@@ -76,7 +90,17 @@ int kvt_op_launch(struct kvt_op *op, const struct kvt_twin_entry *twin, struct k
 	    threads(block) > 1024)
 		return kvt_fail(-EINVAL, "kernel %s.%s: blocks of %u x %u x %u threads; at most 1024", twin->module,
 				twin->function, block.x, block.y, block.z);
+	return 0;
+}
 
+int kvt_op_launch(struct kvt_op *op, const struct kvt_twin_entry *twin, struct kvt_dim3 grid, struct kvt_dim3 block,
+		  void *const *args, uint32_t n_args)
+{
+	int err = kvt_launch_check(twin, grid, block, n_args);
+	uint32_t at = 0;
+
+	if (err)
+		return err;
 	op->kind = KVT_OP_LAUNCH;
 	op->launch.twin = twin;
 	op->launch.grid = grid;

@@ -47,6 +47,13 @@ int kvt_op_run(const struct kvt_op *op);
 int kvt_op_append(struct kvt_op_list *list, const struct kvt_op *op);
 void kvt_op_list_free(struct kvt_op_list *list);
 
+/* The bytes that a 2-D copy spans on either side, 0 where it copies nothing. -EINVAL: rows overlap, or leave the address space. */
+int kvt_span_2d(uint64_t dst_pitch, uint64_t src_pitch, uint64_t width, uint64_t height, uint64_t *dst_bytes,
+		uint64_t *src_bytes);
+
+/* 0, or -EINVAL as a driver would refuse the launch. */
+int kvt_launch_check(const struct kvt_twin_entry *twin, struct kvt_dim3 grid, struct kvt_dim3 block, uint32_t n_args);
+
 /* Fill a launch, copying the arguments' values. -EINVAL, as a driver would refuse it. */
 int kvt_op_launch(struct kvt_op *op, const struct kvt_twin_entry *twin, struct kvt_dim3 grid, struct kvt_dim3 block,
 		  void *const *args, uint32_t n_args);

@@ -56,6 +56,64 @@ static int block_append(struct kvt_dim3 grid, struct kvt_dim3 block, void *const
 	return 0;
 }
 
+/* The sequence that has token @t. */
+static uint32_t seq_of(const uint32_t *tokens, uint32_t n_seqs, uint32_t t)
+{
+	uint32_t i = 0;
+
+	while (i + 1 < n_seqs && t >= tokens[i + 1])
+		i++;
+	return i;
+}
+
+static int block_extend(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args)
+{
+	const struct kvt_extend_args *a = args[0];
+	uint32_t row_bytes = (uint32_t)kvt_codec_bytes(a->dst_type, a->elements);
+	const uint64_t *blocks = AT(a->blocks);
+	uint64_t *sums = AT(a->sums);
+	const uint32_t *tokens = AT(a->tokens), *rows = AT(a->rows);
+
+	(void)grid, (void)block;
+	if (a->src_type >= KVT_CODECS || a->dst_type >= KVT_CODECS)
+		return kvt_fail(-EINVAL, "extend: no codec %u or %u", a->src_type, a->dst_type);
+	for (uint32_t t = 0; t < tokens[a->n_seqs]; t++) {
+		uint32_t i = seq_of(tokens, a->n_seqs, t), position = rows[i] - (tokens[i + 1] - t);
+		uint64_t at = (uint64_t)i * a->table_stride + position / a->block_rows;
+		uint32_t row = position % a->block_rows;
+		void *dst = AT(blocks[at] + (uint64_t)row * row_bytes);
+
+		kvt_codec_convert(dst, a->dst_type, AT(a->src + t * a->src_stride), a->src_type, a->elements);
+		sums[at] += kvt_row_digest(row, dst, row_bytes);
+	}
+	return 0;
+}
+
+static int block_set(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args)
+{
+	const struct kvt_set_args *a = args[0];
+	uint64_t *words = AT(a->words);
+
+	(void)grid, (void)block;
+	if (a->n > KVT_SET_MAX)
+		return kvt_fail(-EINVAL, "set: %u words; %u at most", a->n, KVT_SET_MAX);
+	for (uint32_t i = 0; i < a->n; i++)
+		words[a->index[i]] = a->value[i];
+	return 0;
+}
+
+static int block_advance(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args)
+{
+	const struct kvt_advance_args *a = args[0];
+	const uint32_t *tokens = AT(a->tokens);
+	uint32_t *rows = AT(a->rows);
+
+	(void)grid, (void)block;
+	for (uint32_t i = 0; i < a->n_seqs; i++)
+		rows[i] += tokens[i + 1] - tokens[i];
+	return 0;
+}
+
 #define TWIN(module, function) { #module, #function, 1, module##_##function, { sizeof(struct kvt_##function##_args) } }
 #define ATTEND(function, twin) { "attend", #function, 1, kvt_attend_twin_##twin, { sizeof(struct kvt_attend_args) } }
 
@@ -63,6 +121,9 @@ const struct kvt_twin_entry kvt_twins[] = {
 	TWIN(block, digest),
 	TWIN(block, copy),
 	TWIN(block, append),
+	TWIN(block, extend),
+	TWIN(block, set),
+	TWIN(block, advance),
 	ATTEND(decode_f16_64, decode),
 	ATTEND(decode_f16_128, decode),
 	ATTEND(decode_f16_256, decode),
