@@ -151,6 +151,7 @@ struct kvt_cache_params {
 	uint64_t store_rotation; /* names what is done to rows before they are encoded (rotation, rope); 0: nothing */
 	const char *warm_name; /* the ram tier outlives this process, under this name; NULL: it does not. kvt_seq_recover() */
 	uint64_t warm_id;      /* of what makes the rows (model, adapters): rows of another are refused */
+	uint64_t gpu_scratch_bytes; /* the part of @gpu_bytes that a batch's tables and attention's scratch may take */
 };
 
 #define KVT_FINGERPRINT 32 /* bytes that stand for a model's weights: a digest of them */
@@ -448,6 +449,80 @@ struct kvt_prefix_stats {
 
 int kvt_prefix_stats(struct kvt_cache *cache, struct kvt_prefix_stats *stats);
 
+/* ---- a GPU at work ------------------------------------------------------- */
+
+/*
+ * A batch: sequences whose rows kernels append and attend to where they are, in
+ * GPU memory and in pinned memory that the GPU reads in place, without the host
+ * waiting for it. A step:
+ *
+ *	kvt_batch_step(batch, counts, tokens);		makes room; everything else only launches
+ *	for each layer: kvt_batch_write() its K and V, kvt_batch_attend()
+ *
+ * What is launched after a step may be captured in a graph and replayed after
+ * later steps, until kvt_batch_epoch() changes. Every sequence plane is written
+ * once in each step. While sequences are attached, other calls on them are
+ * -EBUSY (kvt_seq_free() detaches the batch first), and their blocks stay.
+ *
+ * Exactness: an output row is a function as kvt_attend()'s, by the GPU's
+ * arithmetic: it does not depend on where blocks are, on the batch's other
+ * sequences, or on how a prompt was cut into steps.
+ *
+ * A batch is used by one thread at a time, and not beside other calls on its
+ * sequences. -ENODEV from any of these: the GPU is gone; detach, and go on on the CPU.
+ */
+struct kvt_batch;
+
+struct kvt_batch_params {
+	uint32_t size;
+	uint32_t flags;	     /* 0 */
+	uint32_t max_seqs;   /* attached at once; 0: 1 */
+	uint32_t max_tokens; /* of all sequences in a step; 0: max_query_rows */
+};
+
+/* -ENODEV: no gpu tier; -ENOMEM: gpu_scratch_bytes, which one batch at a time has, is too small, or in use. */
+int kvt_batch_create(struct kvt_cache *cache, const struct kvt_batch_params *params, struct kvt_batch **batch);
+void kvt_batch_destroy(struct kvt_batch *batch); /* before its cache */
+
+/*
+ * Attach @n sequences. Their blocks are brought to the gpu and pinned tiers.
+ * -ENOMEM, -ENOSPC: they do not fit there; -EBUSY: attached already. On an error none is attached.
+ */
+int kvt_batch_attach(struct kvt_batch *batch, struct kvt_seq *const *seqs, uint32_t n);
+
+/* Wait for what was launched, and make them sequences as others again. */
+void kvt_batch_detach(struct kvt_batch *batch);
+
+/*
+ * Make each sequence counts[i] tokens longer (0 is one), @tokens their ids one
+ * sequence after the other, or NULL. -EINVAL: more than max_tokens; -ENOSPC,
+ * -ENOMEM: no room in the gpu and pinned tiers. On an error no sequence is longer.
+ */
+int kvt_batch_step(struct kvt_batch *batch, const uint32_t *counts, const uint32_t *tokens);
+
+/* The step's rows of a sequence plane, from memory that the GPU reads (src->data): encoded, digested, placed. */
+int kvt_batch_write(struct kvt_batch *batch, uint32_t plane, const struct kvt_rows *src);
+
+/* The step's query rows, one sequence's after the other's, where the GPU reads and writes them: q, out. */
+struct kvt_batch_attn {
+	uint32_t size;
+	uint32_t q_type, out_type; /* KVT_F32, KVT_F16 or KVT_BF16 */
+	uint32_t reserved;
+	uint64_t q;	     /* address; token i's heads begin at q + i * q_stride */
+	uint64_t out;
+	uint64_t q_stride;   /* bytes; 0: tokens are contiguous */
+	uint64_t out_stride;
+};
+
+/* As kvt_attend() for the step's tokens. attn->alibi and attn->sinks are addresses that the GPU reads. */
+int kvt_batch_attend(struct kvt_batch *batch, const struct kvt_attn *attn, const struct kvt_batch_attn *io);
+
+/* Another number: sizes have changed, and what was captured is to be captured again. */
+uint32_t kvt_batch_epoch(const struct kvt_batch *batch);
+
+/* Wait for what was launched; its errors show here. */
+int kvt_batch_wait(struct kvt_batch *batch);
+
 /* ---- stats --------------------------------------------------------------- */
 
 struct kvt_tier_stats {
@@ -475,6 +550,8 @@ struct kvt_stats {
 	uint64_t blocks_lost;	   /* content no tier can give any more */
 	uint64_t reclaimed;	   /* blocks whose memory the kernel took; they are read from disk again */
 	uint64_t warm_blocks;	   /* blocks found in a warm pool, and verified */
+	uint64_t gpu_lost;	   /* 1: the GPU is gone since (a fault, a suspend); the gpu tier is empty and stays so */
+	uint64_t gpu_dropped;	   /* blocks that were there then; those with a copy on disk go on from it */
 };
 
 /* Fill @stats (its size set). Exact when the cache is at rest. */

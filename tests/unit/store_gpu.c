@@ -55,6 +55,33 @@ START_TEST(serves_what_was_written)
 }
 END_TEST
 
+/* The same on a real one, where there is one: frames of the default size, and one above the copy engine's threshold. */
+START_TEST(serves_on_cuda)
+{
+	static const uint64_t block_bytes[] = { 4096, 65536, 2 << 20 };
+	struct model_config c = config;
+	struct kvt_stats st = KVT_INIT(st);
+	struct model *m;
+	int ret = kvt_gpu_cuda_open(0, &c.gpu);
+
+	if (ret == -ENODEV) {
+		printf("serves_on_cuda: skipped: %s\n", kvt_last_error());
+		return;
+	}
+	ck_assert_msg(!ret, "%s", kvt_last_error());
+	c.seed = 77;
+	c.block_bytes = block_bytes[_i];
+	ck_assert_msg(!model_create(&c, &m), "%s", kvt_last_error());
+	ck_assert(!model_run(m, 1200));
+	ck_assert(!model_verify(m));
+	kvt_store_stats(model_store(m), &st);
+	ck_assert_uint_gt(st.moves, 50);
+	ck_assert_uint_eq(st.digest_errors, 0);
+	model_destroy(m);
+	c.gpu->ops->close(c.gpu);
+}
+END_TEST
+
 START_TEST(each_call_fails_once)
 {
 	uint64_t step = getenv("KVT_TEST_SANITIZER") ? 31 : 3, at;
@@ -77,6 +104,104 @@ START_TEST(each_call_fails_once)
 		close_mock(c.gpu);
 	}
 	ck_assert_uint_gt(at, 60);
+}
+END_TEST
+
+/* The device goes at any call: what was not there alone is still served, and work goes on without it. */
+START_TEST(goes_on_without_the_device)
+{
+	uint64_t step = getenv("KVT_TEST_SANITIZER") ? 97 : 17, at, dropped = 0, runs = 0;
+	struct kvt_stats st = KVT_INIT(st);
+	bool failed = true;
+
+	/* the first calls are those of the store's creation, which fails with them */
+	for (at = 10; failed; at += step) {
+		struct model_config c = config;
+		struct model *m;
+
+		c.gpu = open_mock();
+		c.seed = at;
+		c.errors_allowed = true;
+		ck_assert_msg(!model_create(&c, &m), "%s", kvt_last_error());
+		kvt_mock_fail_at(c.gpu, at, -ENODEV);
+		ck_assert_msg(!model_run(m, 120), "call %llu", (unsigned long long)at);
+		failed = kvt_mock_failed(c.gpu);
+		ck_assert_msg(!model_run(m, 60), "call %llu", (unsigned long long)at);
+		ck_assert_msg(!model_verify(m), "call %llu", (unsigned long long)at);
+		kvt_store_stats(model_store(m), &st);
+		ck_assert_msg(!kvt_store_check(model_store(m)), "%s", kvt_last_error());
+		if (failed) {
+			ck_assert_uint_eq(st.gpu_lost, 1);
+			ck_assert_uint_eq(st.tier[KVT_TIER_GPU].blocks, 0);
+			dropped += st.gpu_dropped;
+			runs++;
+		}
+		model_destroy(m);
+		close_mock(c.gpu);
+	}
+	ck_assert_uint_gt(runs, 5);
+	ck_assert_uint_gt(dropped, runs);
+}
+END_TEST
+
+/* A block whose copy is on disk outlives the device; one that was on the device alone is an error, never other bytes. */
+START_TEST(the_disk_has_what_the_device_had)
+{
+	struct kvt_budget budget[KVT_TIERS] = {
+		{ .limit = 1 << 20 }, { .limit = 1 << 20 }, { .limit = 8 << 20 }, { .limit = 1 << 20 }
+	};
+	struct kvt_host_params hp = { .kind = KVT_HOST_USER, .depth = 8, .frame_bytes = 4096, .budget = &budget[KVT_TIER_RAM] };
+	struct kvt_store_params p = { .n_planes = MODEL_PLANES,
+				      .block_bytes = 4096,
+				      .budget = budget,
+				      .frames = { 4, 0, 4, 16 },
+				      .headroom = 2,
+				      .disk_dir = "/var/tmp",
+				      .numa_node = -1,
+				      .policy = &kvt_policy_lru };
+	struct kvt_plane_geom planes[MODEL_PLANES];
+	uint8_t rows[4096];
+	struct kvt_rows src = { .data = rows, .type = KVT_ENCODED };
+	struct kvt_stats st = KVT_INIT(st);
+	struct kvt_store *store;
+	struct kvt_view view;
+	uint32_t block[2];
+
+	model_planes(planes, 4096);
+	p.planes = planes;
+	src.stride = planes[0].row_bytes;
+	for (size_t i = 0; i < sizeof(rows); i++)
+		rows[i] = (uint8_t)(i * 11);
+	p.gpu = open_mock();
+	ck_assert(!kvt_host_open(&hp, &p.host));
+	ck_assert_msg(!kvt_store_create(&p, &store), "%s", kvt_last_error());
+	for (int i = 0; i < 2; i++) {
+		ck_assert(!kvt_store_alloc(store, 0, &block[i]));
+		ck_assert(!kvt_store_write(store, block[i], 0, 16, &src));
+		if (!i)
+			ck_assert(!kvt_store_flush(store));
+	}
+	kvt_store_stats(store, &st);
+	ck_assert_uint_eq(st.tier[KVT_TIER_GPU].blocks, 2);
+	kvt_mock_fail_at(p.gpu, 1, -ENODEV);
+	kvt_store_borrow_begin(store, block, 1);
+	ck_assert_msg(!kvt_store_borrow_wait(store, block, 1, &view), "%s", kvt_last_error());
+	ck_assert(!memcmp(view.data, rows, 4096));
+	kvt_store_return(store, block, 1);
+	kvt_store_borrow_begin(store, block + 1, 1);
+	ck_assert_int_eq(kvt_store_borrow_wait(store, block + 1, 1, &view), -EBADMSG);
+	ck_assert_msg(!kvt_store_write(store, block[1], 0, 16, &src), "%s", kvt_last_error());
+	ck_assert_int_eq(kvt_store_move(store, block, 2, KVT_TIER_GPU), 0);
+	kvt_store_stats(store, &st);
+	ck_assert_uint_eq(st.gpu_lost, 1);
+	ck_assert_uint_eq(st.gpu_dropped, 2);
+	ck_assert_uint_eq(st.blocks_lost, 1);
+	ck_assert_msg(!kvt_store_check(store), "%s", kvt_last_error());
+	for (int i = 0; i < 2; i++)
+		kvt_store_put(store, block[i]);
+	kvt_store_destroy(store);
+	kvt_host_close(p.host);
+	close_mock(p.gpu);
 }
 END_TEST
 
@@ -149,7 +274,10 @@ int main(void)
 
 	tcase_set_timeout(t, 300);
 	tcase_add_loop_test(t, serves_what_was_written, 0, 3);
+	tcase_add_loop_test(t, serves_on_cuda, 0, 3);
 	tcase_add_test(t, each_call_fails_once);
+	tcase_add_test(t, goes_on_without_the_device);
+	tcase_add_test(t, the_disk_has_what_the_device_had);
 	tcase_add_loop_test(t, flipped_on_the_way, 0, 3);
 	suite_add_tcase(s, t);
 	srunner_run_all(r, CK_NORMAL);

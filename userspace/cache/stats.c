@@ -107,9 +107,13 @@ int64_t kvt_cache_stats_json(struct kvt_cache *c, char *buf, size_t bytes)
 	COUNT(blocks_lost);
 	COUNT(reclaimed);
 	COUNT(warm_blocks);
+	COUNT(gpu_lost);
+	COUNT(gpu_dropped);
 #undef COUNT
 	if (c->prefix)
 		json_object_set_new(root, "prefix", prefix_json(c));
+	json_object_set_new(root, "gpu_backend", json_string(c->gpu ? c->gpu->ops->name : ""));
+	json_object_set_new(root, "gpu", json_string(c->gpu ? c->gpu->description : ""));
 	json_object_set_new(root, "disk_reason", json_string(info.reason ? info.reason : ""));
 	text = json_dumps(root, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
 	json_decref(root);

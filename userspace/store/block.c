@@ -90,20 +90,20 @@ uint32_t kvt_store_rows(struct kvt_store *s, uint32_t block)
 
 /* ---- holds: with the lock, which waiting lets go ---- */
 
-static void hold(struct kvt_store *s, uint32_t block)
+void kvt_store_hold(struct kvt_store *s, uint32_t block)
 {
 	kvt_store_grasp(s, block);
 	s->blocks[block].holds++;
 	s->policy_ops->busy(s->policy, block);
 }
 
-static void unhold(struct kvt_store *s, uint32_t block)
+void kvt_store_unhold(struct kvt_store *s, uint32_t block)
 {
 	s->blocks[block].holds--;
 	kvt_store_settle(s, block);
 }
 
-static int take_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame)
+int kvt_store_wait_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame)
 {
 	uint64_t since = s->write_errors;
 	int ret;
@@ -114,11 +114,6 @@ static int take_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint3
 			break;
 	}
 	return ret;
-}
-
-static bool cpu_reads(const struct kvt_store *s, uint32_t tier)
-{
-	return tier != KVT_TIER_GPU || s->gpu->host_readable;
 }
 
 static uint8_t *frame_data(const struct kvt_store *s, uint32_t tier, uint32_t frame)
@@ -142,7 +137,7 @@ static int move_frame(struct kvt_store *s, uint32_t block, uint32_t tiers, bool 
 
 	b->state = B_MOVING;
 	s->policy_ops->busy(s->policy, block);
-	ret = wait ? take_frame(s, tiers, &tier, &frame) : kvt_store_take_frame(s, tiers, &tier, &frame);
+	ret = wait ? kvt_store_wait_frame(s, tiers, &tier, &frame) : kvt_store_take_frame(s, tiers, &tier, &frame);
 	if (ret)
 		goto out;
 	pthread_mutex_unlock(&s->lock);
@@ -188,8 +183,13 @@ static int load_error(struct kvt_store *s, uint32_t block, int err)
 	return kvt_fail(err, "reading a block of plane %u from disk slot %u failed: %s", b->plane, b->slot, strerror(-err));
 }
 
-/* Wait until a held block is in a frame that the CPU can read (or, with @any, in any frame). */
-static int wait_resident(struct kvt_store *s, uint32_t block, bool any)
+/* Tiers that the CPU reads. */
+static uint32_t readable_tiers(const struct kvt_store *s)
+{
+	return s->gpu && s->gpu->host_readable ? MEMORY_TIERS : HOST_TIERS;
+}
+
+int kvt_store_wait_resident(struct kvt_store *s, uint32_t block, uint32_t tiers)
 {
 	struct block *b = &s->blocks[block];
 	uint64_t since = s->write_errors;
@@ -205,21 +205,25 @@ static int wait_resident(struct kvt_store *s, uint32_t block, bool any)
 			kvt_store_wait_change(s);
 			continue;
 		}
+		kvt_store_drop_gone(s, block);
 		if (b->lost)
 			return load_error(s, block, -EBADMSG);
-		if (b->frame != NONE && (any || cpu_reads(s, b->tier)))
+		if (b->frame != NONE && tiers >> b->tier & 1)
 			return 0;
 		if (b->frame != NONE) {
+			if (b->pins)
+				return kvt_fail(-EBUSY, "a block of plane %u is in use by a batch on the GPU: detach it first",
+						b->plane);
 			if (b->writing) {
 				kvt_store_wait_change(s);
 				continue;
 			}
-			ret = move_frame(s, block, HOST_TIERS, true);
-			if (ret)
+			ret = move_frame(s, block, tiers, true);
+			if (ret && !s->gpu_lost)
 				return ret;
 			continue;
 		}
-		ret = kvt_store_load(s, block, HOST_TIERS);
+		ret = kvt_store_load(s, block, tiers & HOST_TIERS ? tiers : HOST_TIERS);
 		if (ret) {
 			ret = kvt_store_wait_room(s, since);
 			if (ret)
@@ -242,7 +246,7 @@ void kvt_store_borrow_begin(struct kvt_store *s, const uint32_t *blocks, uint32_
 	/* first all holds: a load must not evict a later block of the same call */
 	for (uint32_t i = 0; i < n; i++)
 		if (blocks[i] != KVT_NO_BLOCK)
-			hold(s, blocks[i]);
+			kvt_store_hold(s, blocks[i]);
 	for (uint32_t i = 0; i < n; i++) {
 		struct block *b = blocks[i] == KVT_NO_BLOCK ? NULL : &s->blocks[blocks[i]];
 
@@ -303,7 +307,7 @@ int kvt_store_borrow_wait(struct kvt_store *s, const uint32_t *blocks, uint32_t 
 			next = next < i ? i : next;
 			load_ahead(s, blocks, n, &next);
 		}
-		ret = wait_resident(s, blocks[i], false);
+		ret = kvt_store_wait_resident(s, blocks[i], readable_tiers(s));
 		if (!ret)
 			views[i] = (struct kvt_view){
 				.data = frame_data(s, b->tier, b->frame),
@@ -325,7 +329,7 @@ static void let_go(struct kvt_store *s, const uint32_t *blocks, uint32_t n, enum
 		if (blocks[i] == KVT_NO_BLOCK)
 			continue;
 		s->policy_ops->touch(s->policy, blocks[i], use);
-		unhold(s, blocks[i]);
+		kvt_store_unhold(s, blocks[i]);
 	}
 }
 
@@ -366,17 +370,10 @@ static void end_change(struct kvt_store *s, uint32_t block)
 {
 	s->changing--;
 	s->working--;
-	unhold(s, block); /* wakes */
+	kvt_store_unhold(s, block); /* wakes */
 }
 
-/*
- * Hold a block for changing it: at rest, in a frame, not being written back.
- * With @replace its old content is not needed: a block that is not in memory
- * gets a zeroed frame instead of being loaded, and *fresh says so. Dirty blocks
- * leave frames for reading: were all frames dirty and the disk full, nothing
- * could be read any more.
- */
-static int hold_to_change(struct kvt_store *s, uint32_t block, bool replace, bool *fresh)
+int kvt_store_hold_to_change(struct kvt_store *s, uint32_t block, bool replace, uint32_t tiers, bool *fresh)
 {
 	struct block *b = &s->blocks[block];
 	uint64_t since = s->write_errors;
@@ -393,7 +390,7 @@ static int hold_to_change(struct kvt_store *s, uint32_t block, bool replace, boo
 		}
 	}
 	s->changing++;
-	hold(s, block);
+	kvt_store_hold(s, block);
 	s->policy_ops->touch(s->policy, block, KVT_USE_WRITE);
 	s->policy_ops->turn(s->policy);
 	if (b->state == B_IDLE)
@@ -403,23 +400,23 @@ static int hold_to_change(struct kvt_store *s, uint32_t block, bool replace, boo
 			kvt_store_wait_change(s);
 			continue;
 		}
+		kvt_store_drop_gone(s, block);
 		if (b->lost && b->holds == 1) /* found while this call waited: what the frame holds is wrong */
 			kvt_store_unplace(s, block);
 		if (b->lost && (!replace || b->frame != NONE)) {
 			ret = load_error(s, block, -EBADMSG);
 			goto out;
 		}
-		if (b->frame != NONE)
+		if (b->frame != NONE && tiers >> b->tier & 1)
 			return 0;
-		if (!b->rows || replace)
+		if (b->frame == NONE && (!b->rows || replace))
 			break;
-		ret = wait_resident(s, block, true);
+		ret = kvt_store_wait_resident(s, block, tiers);
 		if (ret)
 			goto out;
 	}
 	b->state = B_MOVING;
-	ret = take_frame(s, MEMORY_TIERS, &tier, &frame);
-	if (!ret) {
+	while (!(ret = kvt_store_wait_frame(s, tiers, &tier, &frame))) {
 		pthread_mutex_unlock(&s->lock);
 		ret = kvt_store_ready(s, tier, frame);
 		if (!ret && tier == KVT_TIER_GPU)
@@ -427,11 +424,14 @@ static int hold_to_change(struct kvt_store *s, uint32_t block, bool replace, boo
 		else if (!ret)
 			memset(kvt_store_host_frame(s, tier, frame), 0, s->block_bytes);
 		pthread_mutex_lock(&s->lock);
-		if (ret)
-			kvt_store_give(s, tier, frame);
-		else
-			kvt_store_place(s, block, tier, frame);
+		if (!ret)
+			break;
+		kvt_store_give(s, tier, frame);
+		if (ret != -ENODEV) /* a gpu that is gone gives no second frame */
+			break;
 	}
+	if (!ret)
+		kvt_store_place(s, block, tier, frame);
 	b->state = B_IDLE;
 	*fresh = true;
 out:
@@ -515,7 +515,7 @@ int kvt_store_write(struct kvt_store *s, uint32_t block, uint32_t first, uint32_
 	int ret;
 
 	pthread_mutex_lock(&s->lock);
-	ret = hold_to_change(s, block, !first && n >= b->rows, &fresh);
+	ret = kvt_store_hold_to_change(s, block, !first && n >= b->rows, MEMORY_TIERS, &fresh);
 	old = fresh ? 0 : b->rows;
 	digest = fresh ? 0 : b->digest;
 	pthread_mutex_unlock(&s->lock);
@@ -547,7 +547,7 @@ int kvt_store_cut(struct kvt_store *s, uint32_t block, uint32_t rows)
 		pthread_mutex_unlock(&s->lock);
 		return 0;
 	}
-	ret = hold_to_change(s, block, false, &fresh);
+	ret = kvt_store_hold_to_change(s, block, false, MEMORY_TIERS, &fresh);
 	pthread_mutex_unlock(&s->lock);
 	if (ret)
 		return ret;
@@ -626,15 +626,15 @@ static int move_one(struct kvt_store *s, uint32_t block, enum kvt_tier tier)
 			ret = kvt_store_load(s, block, 1u << tier);
 			if (ret)
 				return 0;
-			hold(s, block);
+			kvt_store_hold(s, block);
 			pthread_mutex_unlock(&s->lock);
 			kvt_store_submit(s);
 			pthread_mutex_lock(&s->lock);
 		} else {
-			hold(s, block);
+			kvt_store_hold(s, block);
 		}
-		ret = wait_resident(s, block, true);
-		unhold(s, block);
+		ret = kvt_store_wait_resident(s, block, MEMORY_TIERS);
+		kvt_store_unhold(s, block);
 		if (ret)
 			return ret == -ENOMEM || ret == -ENOSPC ? 0 : ret;
 		return move_one(s, block, tier);
@@ -643,10 +643,12 @@ static int move_one(struct kvt_store *s, uint32_t block, enum kvt_tier tier)
 		if (b->holds)
 			return 0;
 		ret = move_frame(s, block, 1u << tier, false);
+		if (ret == -ENODEV) /* to be had from below, or lost */
+			return move_one(s, block, tier);
 		if (ret)
 			return ret == -EAGAIN ? 0 : ret;
 	}
-	hold(s, block);
+	kvt_store_hold(s, block);
 	return 1;
 }
 
@@ -666,13 +668,13 @@ static int64_t move_to_memory(struct kvt_store *s, const uint32_t *blocks, uint3
 		ret = move_one(s, blocks[done], tier);
 		there += ret > 0;
 		if (ret <= 0 && !s->blocks[blocks[done]].dead)
-			hold(s, blocks[done]);
+			kvt_store_hold(s, blocks[done]);
 	}
 	while (done--) {
 		if (blocks[done] == KVT_NO_BLOCK)
 			continue;
 		s->policy_ops->touch(s->policy, blocks[done], KVT_USE_AHEAD);
-		unhold(s, blocks[done]);
+		kvt_store_unhold(s, blocks[done]);
 	}
 	return ret < 0 ? ret : there;
 }

@@ -35,6 +35,8 @@ struct kvt_device {
 	const struct kvt_gpu_ops *ops;
 	uint64_t block_bytes, staging_bytes;
 	kvt_dptr slab, staging, arrays;
+	void *registered[KVT_TIERS + 1]; /* host pools that the device reads and writes at full rate */
+	uint32_t n_registered;
 	kvt_kernel digest, append;
 	pthread_mutex_t lock;
 	struct piece piece; /* the host's copy */
@@ -53,6 +55,19 @@ static uint64_t staging_bytes(const struct kvt_plane_geom *planes, uint32_t n)
 uint64_t kvt_device_overhead(const struct kvt_store_params *p)
 {
 	return staging_bytes(p->planes, p->n_planes) + sizeof(struct piece);
+}
+
+/* Copies to and from memory that the driver does not know go through its own staging, at a fraction of the rate. */
+static bool register_pool(struct kvt_device *d, const struct kvt_pool *pool, uint64_t block_bytes)
+{
+	if (!pool)
+		return false;
+	if (d->ops->host_register(d->gpu, pool->base, pool->n_frames * block_bytes)) {
+		kvt_log(KVT_LOG_WARN, "gpu tier: copies will be slow: %s", kvt_last_error());
+		return false;
+	}
+	d->registered[d->n_registered++] = pool->base;
+	return true;
 }
 
 int kvt_device_create(struct kvt_store *s, uint32_t frames)
@@ -80,7 +95,13 @@ int kvt_device_create(struct kvt_store *s, uint32_t frames)
 		ret = d->ops->alloc(d->gpu, d->staging_bytes, &d->staging);
 	if (!ret)
 		ret = d->ops->alloc(d->gpu, sizeof(struct piece), &d->arrays);
-	return ret ? kvt_fail_more(ret, "gpu tier of %u frames", frames) : 0;
+	if (ret)
+		return kvt_fail_more(ret, "gpu tier of %u frames", frames);
+	s->device_tiers = 1u << KVT_TIER_GPU;
+	if (register_pool(d, s->pool[KVT_TIER_PINNED], s->block_bytes))
+		s->device_tiers |= 1u << KVT_TIER_PINNED;
+	register_pool(d, s->staging, s->block_bytes);
+	return 0;
 }
 
 void kvt_device_destroy(struct kvt_store *s)
@@ -89,6 +110,8 @@ void kvt_device_destroy(struct kvt_store *s)
 
 	if (!d)
 		return;
+	while (d->n_registered)
+		d->ops->host_unregister(d->gpu, d->registered[--d->n_registered]);
 	d->ops->free(d->gpu, d->arrays);
 	d->ops->free(d->gpu, d->staging);
 	d->ops->free(d->gpu, d->slab);
@@ -96,9 +119,31 @@ void kvt_device_destroy(struct kvt_store *s)
 	free(d);
 }
 
+int kvt_store_device_ended(struct kvt_store *s, int ret, const char *what)
+{
+	bool first;
+
+	if (!ret)
+		return 0;
+	if (ret == -ENODEV) {
+		pthread_mutex_lock(&s->lock);
+		first = kvt_store_gpu_gone(s);
+		pthread_mutex_unlock(&s->lock);
+		if (first)
+			kvt_log(KVT_LOG_ERROR, "gpu tier: %s: goes on without it; what was there alone is lost",
+				kvt_last_error());
+	}
+	return kvt_fail_more(ret, "%s", what);
+}
+
 static kvt_dptr frame_at(const struct kvt_device *d, uint32_t frame)
 {
 	return d->slab + frame * d->block_bytes;
+}
+
+kvt_dptr kvt_device_frame(const struct kvt_store *s, uint32_t tier, uint32_t frame)
+{
+	return tier == KVT_TIER_GPU ? frame_at(s->device, frame) : (uintptr_t)kvt_store_host_frame(s, tier, frame);
 }
 
 const uint8_t *kvt_device_host_view(const struct kvt_store *s, uint32_t frame)
@@ -118,7 +163,18 @@ int kvt_device_zero(struct kvt_store *s, uint32_t frame)
 	struct kvt_device *d = s->device;
 	int ret = zero(d, frame_at(d, frame), d->block_bytes);
 
-	return ret ? kvt_fail_more(ret, "zeroing a gpu frame") : 0;
+	return kvt_store_device_ended(s, ret, "zeroing a gpu frame");
+}
+
+int kvt_device_zero_async(struct kvt_store *s, uint32_t tier, uint32_t frame, kvt_stream stream)
+{
+	struct kvt_device *d = s->device;
+
+	if (tier != KVT_TIER_GPU) { /* no kernel knows the frame yet */
+		memset(kvt_store_host_frame(s, tier, frame), 0, s->block_bytes);
+		return 0;
+	}
+	return kvt_store_device_ended(s, d->ops->memset_async(d->gpu, frame_at(d, frame), 0, d->block_bytes, stream), "zeroing a gpu frame");
 }
 
 static int launch(struct kvt_device *d, kvt_kernel kernel, void *args)
@@ -220,7 +276,7 @@ int kvt_device_write(struct kvt_store *s, uint32_t frame, const struct kvt_plane
 	if (!ret)
 		ret = digest(d, at, g->row_bytes, first, n, false, delta);
 	pthread_mutex_unlock(&d->lock);
-	return ret ? kvt_fail_more(ret, "writing %u rows to a gpu frame", n) : 0;
+	return kvt_store_device_ended(s, ret, "writing rows to a gpu frame");
 }
 
 int kvt_device_cut(struct kvt_store *s, uint32_t frame, const struct kvt_plane_geom *g, uint32_t old, uint32_t rows,
@@ -236,7 +292,7 @@ int kvt_device_cut(struct kvt_store *s, uint32_t frame, const struct kvt_plane_g
 	if (!ret)
 		ret = zero(d, at + (uint64_t)rows * g->row_bytes, (uint64_t)(old - rows) * g->row_bytes);
 	pthread_mutex_unlock(&d->lock);
-	return ret ? kvt_fail_more(ret, "cutting a gpu frame") : 0;
+	return kvt_store_device_ended(s, ret, "cutting a gpu frame");
 }
 
 int kvt_device_load(struct kvt_store *s, uint32_t frame, const struct kvt_plane_geom *g, uint32_t rows,
@@ -252,7 +308,7 @@ int kvt_device_load(struct kvt_store *s, uint32_t frame, const struct kvt_plane_
 	if (!ret)
 		ret = digest(d, at, g->row_bytes, 0, rows, false, sum);
 	pthread_mutex_unlock(&d->lock);
-	return ret ? kvt_fail_more(ret, "copying a block to the gpu") : 0;
+	return kvt_store_device_ended(s, ret, "copying a block to the gpu");
 }
 
 int kvt_device_save(struct kvt_store *s, void *dst, uint32_t frame)
@@ -263,5 +319,5 @@ int kvt_device_save(struct kvt_store *s, void *dst, uint32_t frame)
 	pthread_mutex_lock(&d->lock);
 	ret = d->ops->copy_d2h(d->gpu, dst, frame_at(d, frame), d->block_bytes);
 	pthread_mutex_unlock(&d->lock);
-	return ret ? kvt_fail_more(ret, "copying a block from the gpu") : 0;
+	return kvt_store_device_ended(s, ret, "copying a block from the gpu");
 }

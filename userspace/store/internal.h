@@ -45,6 +45,7 @@ struct block {
 	uint32_t rows;
 	uint32_t refs;
 	uint32_t holds;
+	uint32_t pins;	/* those of the holds that kernels read through: the frame stays, whoever else wants the block */
 	uint32_t frame; /* in .tier, or NONE */
 	uint32_t slot;	/* or NONE */
 	uint32_t next;	/* free list */
@@ -84,6 +85,7 @@ struct kvt_store {
 	struct kvt_plane_geom *planes;
 	uint32_t n_planes, n_blocks, flags;
 	uint64_t block_bytes;
+	uint32_t device_tiers; /* whose frames kernels read and write */
 	struct kvt_budget *budget;
 	uint64_t overhead, gpu_overhead;
 	uint32_t budget_frames[KVT_TIERS]; /* charged for */
@@ -127,6 +129,7 @@ struct kvt_store {
 	uint64_t write_errors;	 /* all of them, for who waits for one */
 	int disk_error;		 /* why the disk tier takes no more writes; 0: it does */
 	bool adopting; /* slots are being taken over from an earlier process: none is to be had */
+	bool gpu_lost; /* the device is gone: its tier takes and gives nothing any more */
 	bool shrunk; /* the disk gave less than its budget, and that was said */
 	bool stop;
 	struct io io[IO_DEPTH];
@@ -149,6 +152,10 @@ void kvt_store_set_slot(struct kvt_store *s, uint32_t block, uint32_t slot); /* 
 int kvt_store_take_slot(struct kvt_store *s, uint32_t block, uint32_t *slot);
 bool kvt_store_retire_slot(struct kvt_store *s, uint32_t slot);
 void kvt_store_lose(struct kvt_store *s, uint32_t block);
+/* Is the block in the frame of a gpu that is gone? Then forget the frame: the content is in its slot, or lost. */
+bool kvt_store_drop_gone(struct kvt_store *s, uint32_t block);
+/* The gpu is gone: drop what nobody uses; who uses the rest drops it when done. False if that was known. */
+bool kvt_store_gpu_gone(struct kvt_store *s);
 /* Give a frame, or on KVT_TIER_DISK a slot, back that no block has. */
 void kvt_store_give(struct kvt_store *s, uint32_t tier, uint32_t frame);
 /*
@@ -172,6 +179,20 @@ void kvt_store_wake(struct kvt_store *s);
 
 /* block.c, with the lock */
 void kvt_store_put_locked(struct kvt_store *s, uint32_t block);
+/* block.c, for pin.c: with the lock, which waiting lets go. */
+void kvt_store_hold(struct kvt_store *s, uint32_t block);
+void kvt_store_unhold(struct kvt_store *s, uint32_t block);
+int kvt_store_wait_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame);
+/* Wait until a held block is in a frame of @tiers. */
+int kvt_store_wait_resident(struct kvt_store *s, uint32_t block, uint32_t tiers);
+/*
+ * Hold a block for changing it: at rest, in a frame of @tiers, not being written back.
+ * With @replace its old content is not needed: a block that is not in memory
+ * gets a zeroed frame instead of being loaded, and *fresh says so. Dirty blocks
+ * leave frames for reading: were all frames dirty and the disk full, nothing
+ * could be read any more.
+ */
+int kvt_store_hold_to_change(struct kvt_store *s, uint32_t block, bool replace, uint32_t tiers, bool *fresh);
 
 /* mover.c. load and store with the lock; they only queue. -EAGAIN: no frame, slot or io now. */
 int kvt_store_mover_start(struct kvt_store *s);
@@ -192,8 +213,10 @@ struct kvt_device;
 uint64_t kvt_device_overhead(const struct kvt_store_params *p);
 int kvt_device_create(struct kvt_store *s, uint32_t frames);
 void kvt_device_destroy(struct kvt_store *s);
+kvt_dptr kvt_device_frame(const struct kvt_store *s, uint32_t tier, uint32_t frame); /* of the device's tiers */
 const uint8_t *kvt_device_host_view(const struct kvt_store *s, uint32_t frame); /* if the backend is host_readable */
 int kvt_device_zero(struct kvt_store *s, uint32_t frame);
+int kvt_device_zero_async(struct kvt_store *s, uint32_t tier, uint32_t frame, kvt_stream stream);
 /* Encode and scatter rows into a frame whose rows behind @old are zeros; @delta is what that adds to the digest. */
 int kvt_device_write(struct kvt_store *s, uint32_t frame, const struct kvt_plane_geom *g, uint32_t old,
 		     uint32_t first, uint32_t n, const struct kvt_rows *src, uint64_t *delta);

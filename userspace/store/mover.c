@@ -166,7 +166,7 @@ static void store_failed(struct kvt_store *s, struct io *io, int result)
 {
 	bool full = result == -ENOSPC || result == -EDQUOT || result == -EFBIG;
 	struct block *b = &s->blocks[io->block];
-	bool source_bad = false, shrunk = false, closed = false;
+	bool source_bad = false, shrunk = false, closed = false, gone = result == -ENODEV && io->tier == KVT_TIER_GPU;
 	uint32_t slots;
 
 	/* of source and copy, which one is wrong? The block is not written to while it is being written back. */
@@ -186,7 +186,7 @@ static void store_failed(struct kvt_store *s, struct io *io, int result)
 	}
 	if (source_bad) {
 		kvt_store_lose(s, io->block);
-	} else {
+	} else if (!gone) { /* else it is not the disk's fault */
 		s->write_errors++;
 		s->errors_in_row++;
 	}

@@ -174,6 +174,31 @@ void kvt_store_lose(struct kvt_store *s, uint32_t block)
 	kvt_store_set_dirty(s, block, false);
 }
 
+bool kvt_store_drop_gone(struct kvt_store *s, uint32_t block)
+{
+	struct block *b = &s->blocks[block];
+
+	if (!s->gpu_lost || b->frame == NONE || b->tier != KVT_TIER_GPU || b->writing)
+		return false;
+	if (!b->lost && (b->dirty || b->slot == NONE))
+		kvt_store_lose(s, block);
+	kvt_store_unplace(s, block);
+	s->st.gpu_dropped++;
+	return true;
+}
+
+bool kvt_store_gpu_gone(struct kvt_store *s)
+{
+	if (s->gpu_lost)
+		return false;
+	s->gpu_lost = true;
+	s->st.gpu_lost++;
+	for (uint32_t i = 0; i < s->n_blocks; i++)
+		if (s->blocks[i].state == B_IDLE)
+			kvt_store_settle(s, i);
+	return true;
+}
+
 static void free_block(struct kvt_store *s, uint32_t block)
 {
 	struct block *b = &s->blocks[block];
@@ -193,6 +218,8 @@ void kvt_store_settle(struct kvt_store *s, uint32_t block)
 	struct block *b = &s->blocks[block];
 	bool used = b->state != B_IDLE || b->holds || b->writing;
 
+	if (!used)
+		kvt_store_drop_gone(s, block);
 	if (b->lost && !used)
 		kvt_store_unplace(s, block);
 	if (b->dead && !used)
@@ -209,7 +236,7 @@ int kvt_store_take_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, ui
 	uint32_t victim;
 
 	for (uint32_t t = 0; t < KVT_TIER_DISK; t++) {
-		if ((tiers & (1u << t)) && s->frames[t].n) {
+		if ((tiers & (1u << t)) && s->frames[t].n && !(t == KVT_TIER_GPU && s->gpu_lost)) {
 			*tier = t;
 			*frame = pop(&s->frames[t]);
 			return 0;

@@ -142,6 +142,32 @@ void kvt_store_name(struct kvt_store *, uint32_t block, uint64_t key);
 void kvt_store_unname(struct kvt_store *, uint32_t block, uint64_t key); /* if that is its name */
 void *kvt_store_user_area(struct kvt_store *); /* zeros at first */
 
+/* ---- pins (pin.c): blocks that kernels read, and append to, at their addresses until they are unpinned ---- */
+
+/*
+ * Bring blocks to frames that the device reads (gpu, and pinned if it is
+ * registered) and keep them there: at[i] is block i's address, 0 for one
+ * without rows. Nobody can move them, nor read them on the CPU where it cannot
+ * read their frames (-EBUSY). Errors as for a borrow, and -ENODEV; then nothing is pinned.
+ */
+int kvt_store_pin(struct kvt_store *, const uint32_t *blocks, uint32_t n, uint64_t *at);
+
+/* After what was launched on them. */
+void kvt_store_unpin(struct kvt_store *, const uint32_t *blocks, uint32_t n);
+
+/*
+ * Pin a block with one reference for rows that kernels append behind its last.
+ * Its frame reads as zeros behind them, in @stream's order; its content is
+ * unknown until kvt_store_seal(). *digest is that of the rows it has.
+ */
+int kvt_store_open(struct kvt_store *, uint32_t block, kvt_stream stream, uint64_t *at, uint64_t *digest);
+
+/* What kernels made of an open block: @rows, whose digest is *digest (NULL: unknown, so the block is lost). Unpins it. */
+void kvt_store_seal(struct kvt_store *, uint32_t block, uint32_t rows, const uint64_t *digest);
+
+/* How a call on the device ended: if it is gone, the gpu tier closes. Returns @ret, with @what before the message. */
+int kvt_store_device_ended(struct kvt_store *, int ret, const char *what);
+
 /* Frames that blocks can be loaded to: so many blocks can be held at once wherever they were. */
 uint32_t kvt_store_host_frames(const struct kvt_store *);
 
