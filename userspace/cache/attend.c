@@ -96,6 +96,9 @@ int kvt_attend(struct kvt_cache *c, const struct kvt_attn *attn, const struct kv
 
 		if (!it->seq || it->seq->cache != c || !it->q || !it->out)
 			return kvt_fail(-EINVAL, "attention: item %u lacks a sequence of this cache, q or out", i);
+		ret = kvt_seq_idle(it->seq);
+		if (ret)
+			return ret;
 		if (it->first > it->seq->len || it->n > it->seq->len - it->first)
 			return kvt_fail(-ERANGE, "attention: item %u: positions %u to %llu of a sequence of %u tokens", i,
 					it->first, (unsigned long long)it->first + it->n, it->seq->len);

@@ -109,6 +109,9 @@ static int check_params(struct kvt_cache_params *p, bool least)
 		return kvt_fail(-EINVAL, "numa_node is %d: a node's number + 1, or 0 for any, expected", p->numa_node);
 	if (p->host > KVT_HOST_MODULE || p->io > KVT_IO_THREADS || p->backend > KVT_BACKEND_CUDA)
 		return kvt_fail(-EINVAL, "host %u, io %u, backend %u: not all are known", p->host, p->io, p->backend);
+	if (p->gpu_scratch_bytes > p->gpu_bytes)
+		return kvt_fail(-EINVAL, "gpu_scratch_bytes, %llu, is a part of gpu_bytes, which is %llu",
+				(unsigned long long)p->gpu_scratch_bytes, (unsigned long long)p->gpu_bytes);
 	if (!p->threads)
 		p->threads = kvt_cores();
 	if (!p->max_seqs)
@@ -293,7 +296,8 @@ static int make_plan(struct plan *plan, const struct kvt_cache_params *params, b
 		ret = frames_of(plan, "disk_bytes", p->disk_bytes, plan->log_max, &plan->store.frames[KVT_TIER_DISK]);
 	if (!ret && p->gpu_bytes) {
 		plan->store.frames[KVT_TIER_GPU] = 1;
-		ret = frames_of(plan, "gpu_bytes", p->gpu_bytes, kvt_store_gpu_overhead(&plan->store),
+		ret = frames_of(plan, "gpu_bytes", p->gpu_bytes,
+				kvt_store_gpu_overhead(&plan->store) + p->gpu_scratch_bytes,
 				&plan->store.frames[KVT_TIER_GPU]);
 	}
 	return ret;
@@ -385,13 +389,17 @@ static int make_tables(struct kvt_cache *c, const struct plan *plan)
 	return 0;
 }
 
-/* @AUTO: an NVIDIA GPU if this machine and this build have what it takes, else host memory. */
+/* KVT_BACKEND_AUTO: an NVIDIA GPU if this machine and this build have what it takes, else host memory. */
 static int open_gpu(struct kvt_cache *c, const struct kvt_cache_params *p)
 {
-	if (p->backend == KVT_BACKEND_CUDA)
-		return kvt_fail(-ENODEV, "backend cuda: this build has none: use backend cpu, or gpu_bytes 0");
+	int ret = p->backend == KVT_BACKEND_CPU ? -ENODEV : kvt_gpu_cuda_open(p->gpu_device, &c->gpu);
+
 	c->owns_gpu = true;
-	return kvt_gpu_cpu_open(p->gpu_device, &c->gpu);
+	if (ret && p->backend == KVT_BACKEND_CUDA)
+		return kvt_fail_more(ret, "backend cuda");
+	if (ret && p->backend == KVT_BACKEND_AUTO)
+		kvt_log(KVT_LOG_WARN, "gpu tier: in host memory (backend cpu): %s", kvt_last_error());
+	return ret ? kvt_gpu_cpu_open(p->gpu_device, &c->gpu) : 0;
 }
 
 /* What a directory must have been written with. */
@@ -510,6 +518,7 @@ int kvt_cache_create_on(const struct kvt_cache_params *params, struct kvt_host *
 	c->budget[KVT_TIER_DISK].limit = plan.p.disk_bytes;
 	strcpy(c->name, plan.p.name);
 	c->block_bytes = plan.p.block_bytes;
+	c->gpu_scratch_bytes = plan.p.gpu_scratch_bytes;
 	c->planes = plan.planes;
 	plan.planes = NULL;
 	c->n_planes = plan.p.n_planes;

@@ -35,6 +35,7 @@ struct kvt_seq {
 	uint32_t len;
 	bool alive;
 	bool recovered; /* left by another process, and not asked for yet */
+	struct kvt_batch *batch; /* that it is attached to; no other call may touch it then */
 	uint32_t *tokens; /* [max_tokens] */
 	uint32_t *tables; /* of all sequence planes, one after the other */
 };
@@ -45,7 +46,7 @@ struct kvt_dir;
 struct kvt_cache {
 	struct kvt_budget budget[KVT_TIERS];
 	char name[64];
-	uint64_t block_bytes, overhead;
+	uint64_t block_bytes, overhead, gpu_scratch_bytes;
 	struct kvt_plane *planes;
 	uint32_t n_planes, max_seqs, max_tokens, tables_len;
 	uint32_t max_query_rows, max_query_heads, threads;
@@ -97,6 +98,9 @@ void kvt_cache_recover(struct kvt_cache *cache);
 int kvt_table_own(struct kvt_cache *cache, uint32_t *block, uint32_t rows);
 
 int kvt_table_borrow(struct kvt_cache *cache, const struct kvt_plane *plane, uint32_t block, struct kvt_borrow *borrow);
+
+/* 0, or -EBUSY: a batch on the GPU has the sequence. */
+int kvt_seq_idle(const struct kvt_seq *seq);
 
 static inline uint32_t *kvt_seq_table(const struct kvt_seq *seq, const struct kvt_plane *plane)
 {

@@ -20,6 +20,11 @@ static const struct kvt_plane *seq_plane(const struct kvt_cache *c, uint32_t pla
 	return &c->planes[plane];
 }
 
+int kvt_seq_idle(const struct kvt_seq *seq)
+{
+	return seq->batch ? kvt_fail(-EBUSY, "the sequence is attached to a batch on the GPU: detach it first") : 0;
+}
+
 static int check_range(const struct kvt_seq *seq, uint32_t first, uint32_t n)
 {
 	if (first > seq->len || n > seq->len - first)
@@ -78,6 +83,7 @@ void kvt_seq_free(struct kvt_seq *seq)
 	if (!seq)
 		return;
 	c = seq->cache;
+	kvt_batch_detach(seq->batch);
 	cut(seq, 0);
 	pthread_mutex_lock(&c->lock);
 	seq->alive = false;
@@ -91,6 +97,8 @@ int kvt_seq_fork(struct kvt_seq *seq, uint32_t tokens, struct kvt_seq **fork)
 	struct kvt_seq *f;
 	int ret = check_range(seq, 0, tokens);
 
+	if (!ret)
+		ret = kvt_seq_idle(seq);
 	if (ret)
 		return ret;
 	ret = kvt_seq_create(c, &f);
@@ -122,8 +130,10 @@ uint32_t kvt_seq_len(const struct kvt_seq *seq)
 int kvt_seq_append(struct kvt_seq *seq, const uint32_t *tokens, uint32_t n)
 {
 	struct kvt_cache *c = seq->cache;
-	int ret;
+	int ret = kvt_seq_idle(seq);
 
+	if (ret)
+		return ret;
 	if (n > c->max_tokens - seq->len)
 		return kvt_fail(-ENOSPC, "%u tokens behind %u: max_tokens is %u", n, seq->len, c->max_tokens);
 	/* what a cut or a fork left behind the end must not show through */
@@ -147,6 +157,10 @@ int kvt_seq_append(struct kvt_seq *seq, const uint32_t *tokens, uint32_t n)
 
 int kvt_seq_truncate(struct kvt_seq *seq, uint32_t tokens)
 {
+	int ret = kvt_seq_idle(seq);
+
+	if (ret)
+		return ret;
 	if (tokens > seq->len)
 		return kvt_fail(-EINVAL, "a sequence of %u tokens cannot be cut to %u", seq->len, tokens);
 	cut(seq, tokens);
@@ -168,6 +182,8 @@ static int check_rows(const struct kvt_seq *seq, uint32_t plane, uint32_t first,
 	const struct kvt_plane *p = seq_plane(seq->cache, plane);
 	int ret = p ? check_range(seq, first, n) : -EINVAL;
 
+	if (!ret)
+		ret = kvt_seq_idle(seq);
 	return ret ? ret : kvt_rows_check(p, rows, checked);
 }
 
@@ -193,8 +209,13 @@ int kvt_seq_read(struct kvt_seq *seq, uint32_t plane, uint32_t first, uint32_t n
 
 int64_t kvt_seq_move(struct kvt_seq *seq, enum kvt_tier tier)
 {
+	int ret;
+
 	if ((unsigned int)tier >= KVT_TIERS)
 		return kvt_fail(-EINVAL, "tier %u", tier);
+	ret = kvt_seq_idle(seq);
+	if (ret)
+		return ret;
 	/* all planes in one call, so that none takes another's frames; behind the end there are no blocks */
 	return kvt_store_move(seq->cache->store, seq->tables, seq->cache->tables_len, tier);
 }
@@ -202,9 +223,13 @@ int64_t kvt_seq_move(struct kvt_seq *seq, enum kvt_tier tier)
 int kvt_seq_borrow(struct kvt_seq *seq, uint32_t plane, uint32_t index, struct kvt_borrow *borrow)
 {
 	const struct kvt_plane *p = seq_plane(seq->cache, plane);
+	int ret;
 
 	if (!p)
 		return -EINVAL;
+	ret = kvt_seq_idle(seq);
+	if (ret)
+		return ret;
 	if ((uint64_t)index * p->geom.block_rows >= seq->len)
 		return kvt_fail(-ERANGE, "block %u of a sequence of %u tokens, %u rows a block", index, seq->len,
 				p->geom.block_rows);

@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "attention/kernel.h"
+#include "gpu/gpu.h"
 #include "host/host.h"
 #include "tools/tools.h"
 
@@ -250,7 +251,19 @@ struct cuda_probe {
 	int error, version, devices;
 	uint64_t bytes;
 	char name[100], why[200];
+	char unusable[300]; /* why the gpu tier cannot live there; "" if it can */
 };
+
+/* Whether this build's kernels run there: the library is asked as a cache would ask it. */
+static void try_backend(struct cuda_probe *p)
+{
+	struct kvt_gpu *gpu;
+
+	if (kvt_gpu_cuda_open(0, &gpu))
+		snprintf(p->unusable, sizeof(p->unusable), "%s", kvt_last_error());
+	else
+		gpu->ops->close(gpu);
+}
 
 static void probe_cuda(struct cuda_probe *p)
 {
@@ -289,6 +302,7 @@ static void probe_cuda(struct cuda_probe *p)
 	total(&bytes, device);
 	p->bytes = bytes;
 	p->stage = 3;
+	try_backend(p);
 }
 
 /* 0, or what happened to the child. */
@@ -354,12 +368,17 @@ static void check_gpu(struct report *r)
 	int on_bus = count_nvidia(r), broken;
 	struct cuda_probe p;
 	struct finding *f;
+	const char *archs = kvt_gpu_kernel_archs();
 	char a[24];
 
 	broken = probe_cuda_apart(&p);
 	if (!broken && p.stage == 3) {
-		f = add(r, "gpu", OK, "%s, %s%s; driver API %d.%d", p.name, bytes_text(p.bytes, a, sizeof(a)),
-			p.devices > 1 ? " (the first of several)" : "", p.version / 1000, p.version % 1000 / 10);
+		f = add(r, "gpu", *p.unusable ? MISSING : OK, "%s, %s%s; driver API %d.%d; %s%s", p.name,
+			bytes_text(p.bytes, a, sizeof(a)), p.devices > 1 ? " (the first of several)" : "",
+			p.version / 1000, p.version % 1000 / 10, *p.unusable ? "not used: " : "kernels for ",
+			*p.unusable ? p.unusable : archs);
+		if (!*archs)
+			mend(f, "make kernels && make");
 	} else if (!broken && p.stage == 0 && !on_bus) {
 		f = add(r, "gpu", ABSENT, "no NVIDIA GPU on the PCI bus and no libcuda.so.1; attention runs on the CPU");
 	} else if (!broken && p.stage == 2) {
@@ -375,6 +394,7 @@ static void check_gpu(struct report *r)
 	fact(f, "devices", json_integer(p.stage == 3 ? p.devices : 0));
 	fact(f, "name", p.stage == 3 ? json_string(p.name) : json_null());
 	fact(f, "bytes", json_integer(p.bytes));
+	fact(f, "kernels", json_string(archs));
 	fact(f, "driver_api", p.version ? json_integer(p.version) : json_null());
 }
 

@@ -1,0 +1,550 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Batches: what kernels append is what sequences hold afterwards, byte for byte
+ * and digest for digest; attention's bits depend on nothing but the rows; a
+ * step in steady state neither waits nor allocates; every call may fail.
+ */
+#include <check.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cache/batch.h"
+#include "codec/codec.h"
+#include "gpu/mock.h"
+
+#define OK(call) ck_assert_msg((call) == 0, "%s: %s", #call, kvt_last_error())
+#define IS(err, call)                                                                                                  \
+	do {                                                                                                           \
+		int got_ = (call);                                                                                     \
+		ck_assert_msg(got_ == (err), "%s gave %d: %s", #call, got_, kvt_last_error());                         \
+	} while (0)
+
+#define PLANES 4 /* K and V of two layers */
+#define HEADS 2
+#define DIM 64
+#define Q_HEADS 6
+#define ELEMS (HEADS * DIM)
+#define ROW (ELEMS * 2) /* bytes, f16 */
+#define BLOCK_ROWS (4096 / ROW)
+#define MAX_TOKENS 700
+
+struct rig {
+	struct kvt_gpu *gpu;
+	struct kvt_cache *cache;
+	struct kvt_batch *batch;
+	kvt_dptr src, q, out; /* MAX_TOKENS rows of each */
+};
+
+static uint64_t rng;
+
+static uint32_t rnd(void)
+{
+	rng ^= rng << 13;
+	rng ^= rng >> 7;
+	rng ^= rng << 17;
+	return (uint32_t)(rng >> 32);
+}
+
+/* Row @t of plane @plane of sequence @seq, as f32: the same whenever it is asked for. */
+static void row_of(uint32_t seq, uint32_t plane, uint32_t t, float *row, uint32_t n)
+{
+	uint64_t z = seq * 1000003ull + plane * 7919ull + t * 104729ull + 1;
+
+	for (uint32_t i = 0; i < n; i++) {
+		z = z * 6364136223846793005ull + 1442695040888963407ull;
+		row[i] = (float)(int32_t)(z >> 33) / 1073741824.0f - 1.0f;
+	}
+}
+
+static int open_cpu(struct kvt_gpu **gpu)
+{
+	return kvt_gpu_cpu_open_limit(0, 64 << 20, gpu);
+}
+
+static int open_mock(struct kvt_gpu **gpu)
+{
+	return kvt_mock_open(64 << 20, gpu);
+}
+
+static int open_late_mock(struct kvt_gpu **gpu)
+{
+	int ret = kvt_mock_open(64 << 20, gpu);
+
+	if (!ret) {
+		kvt_mock_delay(*gpu, UINT64_MAX);
+		kvt_mock_reorder(*gpu, 77);
+	}
+	return ret;
+}
+
+static int open_cuda(struct kvt_gpu **gpu)
+{
+	return kvt_gpu_cuda_open(0, gpu);
+}
+
+static int (*const backends[])(struct kvt_gpu **) = { open_cpu, open_mock, open_late_mock, open_cuda };
+static int n_backends = 4;
+#define MOCK(i) ((i) == 1 || (i) == 2)
+
+/* @gpu_frames, @pinned_frames: blocks of 4 KiB. */
+static int make(struct rig *r, struct kvt_gpu *gpu, uint32_t gpu_frames, uint32_t pinned_frames, uint32_t max_seqs)
+{
+	struct kvt_plane_params planes[PLANES];
+	struct kvt_cache_params p = KVT_INIT(p);
+	struct kvt_batch_params b = KVT_INIT(b);
+	int ret;
+
+	for (uint32_t i = 0; i < PLANES; i++)
+		planes[i] = (struct kvt_plane_params){ .size = sizeof(planes[i]), .codec = KVT_F16, .heads = HEADS,
+						       .head_dim = DIM, .layer = i / 2 };
+	p.planes = planes;
+	p.n_planes = PLANES;
+	p.block_bytes = 4096;
+	p.gpu_scratch_bytes = 3 << 20;
+	p.gpu_bytes = p.gpu_scratch_bytes + (280 << 10) + gpu_frames * 4096ull; /* between: the store's staging */
+	p.pinned_bytes = pinned_frames * 4096ull;
+	p.ram_bytes = 6 << 20;
+	p.max_tokens = MAX_TOKENS;
+	p.max_seqs = 5;
+	p.threads = 1;
+	p.max_query_heads = Q_HEADS;
+	b.max_seqs = max_seqs;
+	b.max_tokens = MAX_TOKENS;
+	r->gpu = gpu;
+	r->batch = NULL;
+	r->src = r->q = r->out = 0;
+	ret = kvt_cache_create_on(&p, NULL, gpu, &r->cache);
+	if (ret) {
+		r->cache = NULL;
+		return ret;
+	}
+	ret = kvt_batch_create(r->cache, &b, &r->batch);
+	if (!ret)
+		ret = gpu->ops->alloc(gpu, MAX_TOKENS * ELEMS * 4, &r->src);
+	if (!ret)
+		ret = gpu->ops->alloc(gpu, MAX_TOKENS * Q_HEADS * DIM * 4, &r->q);
+	if (!ret)
+		ret = gpu->ops->alloc(gpu, MAX_TOKENS * Q_HEADS * DIM * 4, &r->out);
+	return ret;
+}
+
+static void unmake(struct rig *r)
+{
+	kvt_batch_destroy(r->batch);
+	kvt_cache_destroy(r->cache);
+	r->gpu->ops->free(r->gpu, r->src);
+	r->gpu->ops->free(r->gpu, r->q);
+	r->gpu->ops->free(r->gpu, r->out);
+}
+
+static void close_gpu(struct kvt_gpu *gpu, bool mock)
+{
+	if (mock) {
+		ck_assert_str_eq(kvt_mock_fault(gpu), "");
+		ck_assert_uint_eq(kvt_mock_alive(gpu), 0);
+	}
+	gpu->ops->close(gpu);
+}
+
+/* A step of sequences that had lens[] tokens, all planes written. */
+static int step(struct rig *r, const uint32_t *names, uint32_t *lens, const uint32_t *counts, uint32_t n)
+{
+	static float rows[MAX_TOKENS * ELEMS];
+	struct kvt_rows src = { .data = (void *)(uintptr_t)r->src, .type = KVT_F32 };
+	int ret = kvt_batch_step(r->batch, counts, NULL);
+
+	if (ret)
+		return ret;
+	for (uint32_t plane = 0; plane < PLANES; plane++) {
+		uint32_t at = 0;
+
+		for (uint32_t i = 0; i < n; i++)
+			for (uint32_t t = 0; t < counts[i]; t++)
+				row_of(names[i], plane, lens[i] + t, rows + at++ * ELEMS, ELEMS);
+		ret = kvt_batch_wait(r->batch); /* the one buffer is used again */
+		if (!ret && at)
+			ret = r->gpu->ops->copy_h2d(r->gpu, r->src, rows, at * ELEMS * 4ull);
+		if (!ret && at)
+			ret = kvt_batch_write(r->batch, plane, &src);
+		if (ret)
+			return ret;
+	}
+	for (uint32_t i = 0; i < n; i++)
+		lens[i] += counts[i];
+	return 0;
+}
+
+/* Rows [0, len) of all planes are what row_of() says. */
+static int verify(struct kvt_seq *seq, uint32_t name, uint32_t len)
+{
+	float row[ELEMS];
+	uint8_t want[ROW], got[ROW];
+	struct kvt_rows dst = { .data = got, .type = KVT_ENCODED };
+	int ret;
+
+	ck_assert_uint_eq(kvt_seq_len(seq), len);
+	for (uint32_t plane = 0; plane < PLANES; plane++)
+		for (uint32_t t = 0; t < len; t++) {
+			row_of(name, plane, t, row, ELEMS);
+			kvt_codec_convert(want, KVT_F16, row, KVT_F32, ELEMS);
+			ret = kvt_seq_read(seq, plane, t, 1, &dst);
+			if (ret)
+				return ret;
+			ck_assert_msg(!memcmp(want, got, ROW), "sequence %u, plane %u, row %u", name, plane, t);
+		}
+	return 0;
+}
+
+/* Rows [first, first + n) through the CPU. */
+static void write_on_cpu(struct kvt_seq *seq, uint32_t name, uint32_t first, uint32_t n)
+{
+	static float rows[MAX_TOKENS * ELEMS];
+	struct kvt_rows src = { .data = rows, .type = KVT_F32 };
+
+	OK(kvt_seq_append(seq, NULL, n));
+	for (uint32_t plane = 0; plane < PLANES; plane++) {
+		for (uint32_t t = 0; t < n; t++)
+			row_of(name, plane, first + t, rows + t * ELEMS, ELEMS);
+		OK(kvt_seq_write(seq, plane, first, n, &src));
+	}
+}
+
+/* Sequences that the CPU began, the GPU goes on with, forks of them, and the CPU again; in gpu and pinned frames. */
+START_TEST(rows_are_what_was_written)
+{
+	struct kvt_stats st = KVT_INIT(st);
+	struct kvt_seq *seq[3], *fork;
+	uint32_t names[3] = { 1, 2, 3 }, lens[3] = { 0, 45, 33 }, counts[3];
+	struct kvt_gpu *gpu;
+	struct rig r;
+
+	rng = 0x9E3779B97F4A7C15ull + (uint64_t)_i;
+	OK(backends[_i](&gpu));
+	OK(make(&r, gpu, 60, 400, 3));
+	for (int i = 0; i < 3; i++) {
+		OK(kvt_seq_create(r.cache, &seq[i]));
+		if (lens[i])
+			write_on_cpu(seq[i], names[i], 0, lens[i]);
+	}
+	OK(kvt_seq_fork(seq[1], 40, &fork)); /* its last block is shared: attaching copies it */
+	for (int round = 0; round < 3; round++) {
+		OK(kvt_batch_attach(r.batch, seq, 3));
+		IS(-EBUSY, kvt_seq_append(seq[0], NULL, 1));
+		IS(-EBUSY, kvt_seq_truncate(seq[0], 0));
+		IS(-EBUSY, (int)kvt_seq_move(seq[1], KVT_TIER_RAM));
+		for (int k = 0; k < 4; k++) {
+			for (int i = 0; i < 3; i++)
+				counts[i] = rnd() % (k == 1 ? 40 : 3);
+			counts[0] += k == 0;
+			OK(step(&r, names, lens, counts, 3));
+		}
+		kvt_batch_detach(r.batch);
+		for (int i = 0; i < 3; i++)
+			OK(verify(seq[i], names[i], lens[i]));
+		write_on_cpu(seq[2], names[2], lens[2], 5);
+		lens[2] += 5;
+	}
+	OK(verify(fork, names[1], 40));
+	OK(kvt_cache_stats(r.cache, &st));
+	ck_assert_uint_eq(st.digest_errors, 0);
+	ck_assert_uint_eq(st.blocks_lost, 0);
+	/* every digest is right: else the move would say so */
+	for (int i = 0; i < 3; i++)
+		ck_assert_msg(kvt_seq_move(seq[i], KVT_TIER_RAM) >= 0, "%s", kvt_last_error());
+	OK(kvt_cache_stats(r.cache, &st));
+	ck_assert_uint_eq(st.digest_errors, 0);
+	OK(kvt_batch_attach(r.batch, seq, 3));
+	kvt_seq_free(seq[0]); /* detaches */
+	OK(verify(seq[1], names[1], lens[1]));
+	unmake(&r);
+	close_gpu(gpu, MOCK(_i));
+}
+END_TEST
+
+/* Attention of all query rows of a sequence of @len tokens, in steps of @chunk, beside a stranger or alone. */
+static void attend_all(struct rig *r, uint32_t len, uint32_t chunk, bool stranger, float *out)
+{
+	static float q[MAX_TOKENS * Q_HEADS * DIM];
+	struct kvt_batch_attn io = KVT_INIT(io);
+	struct kvt_attn attn = KVT_INIT(attn);
+	struct kvt_seq *seq[2];
+	uint32_t names[2] = { 9, 8 }, lens[2] = { 0, 0 }, counts[2], n = stranger ? 2 : 1;
+
+	for (uint32_t i = 0; i < n; i++)
+		OK(kvt_seq_create(r->cache, &seq[i]));
+	OK(kvt_batch_attach(r->batch, seq, n));
+	attn.flags = KVT_ATTN_CAUSAL;
+	attn.n_heads = Q_HEADS;
+	io.q = r->q;
+	io.out = r->out;
+	while (lens[0] < len) {
+		uint32_t first = lens[0], total;
+
+		counts[0] = len - first < chunk ? len - first : chunk;
+		counts[1] = first % 3;
+		total = counts[0] + (stranger ? counts[1] : 0);
+		OK(step(r, names, lens, counts, n));
+		for (uint32_t t = 0; t < total; t++)
+			row_of(50, 0, t < counts[0] ? first + t : 1000 + t, q + t * Q_HEADS * DIM, Q_HEADS * DIM);
+		OK(r->gpu->ops->copy_h2d(r->gpu, r->q, q, total * Q_HEADS * DIM * 4ull));
+		for (uint32_t layer = 0; layer < 2; layer++) {
+			attn.k_plane = 2 * layer;
+			attn.v_plane = 2 * layer + 1;
+			OK(kvt_batch_attend(r->batch, &attn, &io));
+			OK(kvt_batch_wait(r->batch));
+			OK(r->gpu->ops->copy_d2h(r->gpu, out + (layer * len + first) * Q_HEADS * DIM, r->out,
+						 counts[0] * Q_HEADS * DIM * 4ull));
+		}
+	}
+	kvt_batch_detach(r->batch);
+	for (uint32_t i = 0; i < n; i++)
+		kvt_seq_free(seq[i]);
+}
+
+/* The bits of a prompt's attention, however it was cut, wherever its blocks are, and whoever else is in the batch. */
+START_TEST(attention_depends_on_the_rows_alone)
+{
+	enum { LEN = 90, FLOATS = 2 * LEN * Q_HEADS * DIM };
+	static const struct {
+		uint32_t gpu, pinned, chunk;
+		bool stranger;
+	} ways[] = { { 200, 0, 1, false }, { 200, 0, 16, true }, { 10, 200, 33, false }, { 0x1, 200, LEN, true } };
+	static float want[FLOATS], got[FLOATS];
+	struct kvt_gpu *gpu;
+	struct rig r;
+	bool some = false;
+
+	OK(backends[_i](&gpu));
+	OK(make(&r, gpu, 200, 0, 1));
+	attend_all(&r, LEN, LEN, false, want);
+	unmake(&r);
+	for (int i = 0; i < FLOATS; i++) {
+		ck_assert(want[i] > -2 && want[i] < 2);
+		some |= want[i] != 0;
+	}
+	ck_assert(some);
+	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
+		OK(make(&r, gpu, ways[w].gpu, ways[w].pinned, 2));
+		attend_all(&r, LEN, ways[w].chunk, ways[w].stranger, got);
+		ck_assert_msg(!memcmp(want, got, sizeof(want)), "way %zu gives other bits", w);
+		unmake(&r);
+	}
+	close_gpu(gpu, MOCK(_i));
+}
+END_TEST
+
+/* Decoding by a graph that was captured once: the host waits for nothing, and nothing is allocated. */
+START_TEST(a_captured_step_serves_later_ones)
+{
+	enum { STEPS = 3 * BLOCK_ROWS };
+	struct kvt_rows src = { .type = KVT_F32 };
+	struct kvt_batch_attn io = KVT_INIT(io);
+	struct kvt_attn attn = KVT_INIT(attn);
+	uint32_t names[1] = { 4 }, lens[1] = { 0 }, one[1] = { 1 }, epoch;
+	static float rows[PLANES][ELEMS], eager[Q_HEADS * DIM], captured[Q_HEADS * DIM];
+	uint64_t syncs = 0, allocs = 0;
+	struct kvt_seq *seq;
+	struct kvt_gpu *gpu;
+	kvt_graph graph;
+	struct rig r;
+
+	OK(backends[_i](&gpu));
+	OK(make(&r, gpu, 100, 0, 1));
+	OK(kvt_seq_create(r.cache, &seq));
+	OK(kvt_batch_attach(r.batch, &seq, 1));
+	OK(step(&r, names, lens, (uint32_t[]){ 20 }, 1));
+	OK(step(&r, names, lens, one, 1));
+	attn.flags = KVT_ATTN_CAUSAL;
+	attn.n_heads = Q_HEADS;
+	attn.k_plane = 2;
+	attn.v_plane = 3;
+	io.q = r.q;
+	io.out = r.out;
+	row_of(60, 0, 0, captured, Q_HEADS * DIM);
+	OK(gpu->ops->copy_h2d(gpu, r.q, captured, sizeof(captured)));
+	epoch = kvt_batch_epoch(r.batch);
+	OK(gpu->ops->capture_begin(gpu, kvt_batch_stream(r.batch)));
+	for (uint32_t plane = 0; plane < PLANES; plane++) {
+		src.data = (void *)(uintptr_t)(r.src + plane * sizeof(rows[0]));
+		OK(kvt_batch_write(r.batch, plane, &src));
+	}
+	OK(kvt_batch_attend(r.batch, &attn, &io));
+	OK(gpu->ops->capture_end(gpu, kvt_batch_stream(r.batch), &graph));
+	for (int k = 0; k < STEPS; k++) {
+		for (uint32_t plane = 0; plane < PLANES; plane++)
+			row_of(names[0], plane, lens[0], rows[plane], ELEMS);
+		OK(kvt_batch_wait(r.batch));
+		OK(gpu->ops->copy_h2d(gpu, r.src, rows, sizeof(rows)));
+		if (MOCK(_i))
+			kvt_mock_reset(gpu);
+		OK(kvt_batch_step(r.batch, one, NULL));
+		OK(gpu->ops->graph_launch(gpu, graph, kvt_batch_stream(r.batch)));
+		if (MOCK(_i)) {
+			syncs += kvt_mock_syncs(gpu);
+			allocs += kvt_mock_allocs(gpu);
+			ck_assert_uint_le(kvt_mock_count(gpu, KVT_MOCK_launch), 2); /* advance, and a table's new block */
+		}
+		lens[0]++;
+		ck_assert_uint_eq(kvt_batch_epoch(r.batch), epoch);
+	}
+	ck_assert_uint_eq(syncs, 0);
+	ck_assert_uint_eq(allocs, 0);
+	OK(kvt_batch_wait(r.batch));
+	OK(gpu->ops->copy_d2h(gpu, captured, r.out, sizeof(captured)));
+	OK(kvt_batch_attend(r.batch, &attn, &io));
+	OK(kvt_batch_wait(r.batch));
+	OK(gpu->ops->copy_d2h(gpu, eager, r.out, sizeof(eager)));
+	ck_assert(!memcmp(eager, captured, sizeof(eager)));
+	gpu->ops->graph_destroy(gpu, graph);
+	kvt_batch_detach(r.batch);
+	OK(verify(seq, names[0], lens[0]));
+	unmake(&r);
+	close_gpu(gpu, MOCK(_i));
+}
+END_TEST
+
+/* More than the gpu and pinned tiers hold: the step fails, nothing is longer, and what was there is still right. */
+START_TEST(a_full_tier_is_an_error)
+{
+	uint32_t names[1] = { 5 }, lens[1] = { 0 }, counts[1] = { BLOCK_ROWS };
+	struct kvt_seq *seq;
+	struct kvt_gpu *gpu;
+	struct rig r;
+	int ret = 0;
+
+	OK(backends[_i](&gpu));
+	OK(make(&r, gpu, 20, 0, 1));
+	OK(kvt_seq_create(r.cache, &seq));
+	OK(kvt_batch_attach(r.batch, &seq, 1));
+	while (!ret && lens[0] < MAX_TOKENS - BLOCK_ROWS)
+		ret = step(&r, names, lens, counts, 1);
+	ck_assert_msg(ret == -ENOSPC || ret == -ENOMEM, "%d", ret);
+	ck_assert_uint_ge(lens[0], 3 * BLOCK_ROWS);
+	IS(-EINVAL, kvt_batch_step(r.batch, (uint32_t[]){ MAX_TOKENS + 1 }, NULL));
+	kvt_batch_detach(r.batch);
+	OK(verify(seq, names[0], lens[0]));
+	IS(-EINVAL, kvt_batch_step(r.batch, counts, NULL));
+	unmake(&r);
+	close_gpu(gpu, MOCK(_i));
+}
+END_TEST
+
+/* Each call of the device fails once, or the device is gone from it on: rows are right, or reading them is an error. */
+START_TEST(each_call_fails_once)
+{
+	uint64_t step_by = getenv("KVT_TEST_SANITIZER") ? 41 : 5, at, runs = 0;
+	bool failed = true;
+
+	for (at = 1; failed; at += step_by) {
+		uint32_t names[1] = { 6 }, lens[1] = { 21 }, counts[1];
+		struct kvt_stats st = KVT_INIT(st);
+		struct kvt_seq *seq;
+		struct kvt_gpu *gpu;
+		struct rig r;
+		int ret;
+
+		OK(open_mock(&gpu));
+		OK(make(&r, gpu, 30, 30, 1));
+		OK(kvt_seq_create(r.cache, &seq));
+		write_on_cpu(seq, names[0], 0, 21);
+		kvt_mock_fail_at(gpu, at, _i ? -ENODEV : -EIO);
+		ret = kvt_batch_attach(r.batch, &seq, 1);
+		for (int k = 0; k < 4 && !ret; k++) {
+			counts[0] = 1 + (uint32_t)k * 9;
+			ret = step(&r, names, lens, counts, 1);
+		}
+		kvt_batch_detach(r.batch);
+		failed = kvt_mock_failed(gpu);
+		runs += failed;
+		if (!failed)
+			OK(ret);
+		/* a step's rows that were not all written read as zeros, and their digest says what was written: lost, or right */
+		if (kvt_seq_len(seq) == lens[0]) {
+			ret = verify(seq, names[0], lens[0]);
+			failed = kvt_mock_failed(gpu);
+			ck_assert_msg(!ret || failed, "%s", kvt_last_error());
+		}
+		OK(kvt_cache_stats(r.cache, &st));
+		ck_assert_uint_eq(st.gpu_lost, kvt_mock_failed(gpu) && _i);
+		unmake(&r);
+		close_gpu(gpu, true);
+	}
+	ck_assert_uint_gt(runs, 5);
+}
+END_TEST
+
+START_TEST(parameters)
+{
+	struct kvt_batch_params p = KVT_INIT(p);
+	struct kvt_batch *second;
+	struct kvt_seq *seq, *both[2];
+	struct kvt_gpu *gpu;
+	struct rig r;
+
+	OK(open_mock(&gpu));
+	OK(make(&r, gpu, 20, 0, 2));
+	OK(kvt_seq_create(r.cache, &seq));
+	both[0] = both[1] = seq;
+	IS(-ENOMEM, kvt_batch_create(r.cache, &p, &second)); /* the scratch is taken */
+	p.flags = 1;
+	IS(-EINVAL, kvt_batch_create(r.cache, &p, &second));
+	p.flags = 0;
+	p.size = 4;
+	IS(-EINVAL, kvt_batch_create(r.cache, &p, &second));
+	IS(-EINVAL, kvt_batch_attach(r.batch, both, 2));
+	IS(-EINVAL, kvt_batch_attach(r.batch, both, 0));
+	IS(-EINVAL, kvt_batch_attach(r.batch, both, 3));
+	OK(kvt_batch_attach(r.batch, both, 1));
+	IS(-EBUSY, kvt_batch_attach(r.batch, both, 1));
+	IS(-EINVAL, kvt_batch_write(r.batch, 0, &(struct kvt_rows){ .data = &p, .type = KVT_F16 })); /* no step yet */
+	kvt_batch_detach(r.batch);
+	kvt_batch_detach(r.batch);
+	unmake(&r);
+	close_gpu(gpu, true);
+}
+END_TEST
+
+/* In a child: CUDA does not survive the fork() that comes before each case. */
+static bool cuda_is_there(void)
+{
+	struct kvt_gpu *gpu;
+	pid_t child;
+	int status;
+
+	fflush(NULL);
+	child = fork();
+	if (!child) {
+		status = open_cuda(&gpu);
+		if (status)
+			printf("cuda: not tested: %s\n", kvt_last_error());
+		fflush(stdout);
+		_exit(status == -ENODEV ? 77 : 0);
+	}
+	return child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 77;
+}
+
+int main(void)
+{
+	Suite *s = suite_create("cache_gpu");
+	TCase *t = tcase_create("batch");
+	SRunner *r = srunner_create(s);
+	int failed;
+
+	n_backends -= !cuda_is_there();
+	tcase_set_timeout(t, 300);
+	tcase_add_loop_test(t, rows_are_what_was_written, 0, n_backends);
+	tcase_add_loop_test(t, attention_depends_on_the_rows_alone, 0, n_backends);
+	tcase_add_loop_test(t, a_captured_step_serves_later_ones, 0, n_backends);
+	tcase_add_loop_test(t, a_full_tier_is_an_error, 0, n_backends);
+	tcase_add_loop_test(t, each_call_fails_once, 0, 2);
+	tcase_add_test(t, parameters);
+	suite_add_tcase(s, t);
+	srunner_run_all(r, CK_NORMAL);
+	failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,609 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Sequences that a GPU appends and attends to. While they are attached, their
+ * blocks are pinned where kernels read them, and tables on the device say
+ * where; each step the host only makes room (a block now and then) and counts
+ * tokens. Positions are read from device memory, so that work which was
+ * captured once serves every later step.
+ *
+ * Nothing here waits for the device but attach (its uploads) and detach (which
+ * takes the digests that kernels have added up).
+ *
+ * Device memory, in 64-bit words: tokens, rows (two of each a word), then for
+ * each sequence plane blocks[max_seqs][stride] and sums[max_seqs][stride].
+ */
+#include "cache/batch.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "base/params.h"
+#include "codec/codec.h"
+#include "gpu/attend.h"
+#include "gpu/kernels.h"
+
+#define WARPS 8 /* of a thread block that appends */
+
+/* Table entries [first, end) of a plane are open, those before are pinned. They may reach behind the sequence's end. */
+struct open_range {
+	uint32_t first, end;
+};
+
+struct kvt_batch {
+	struct kvt_cache *cache;
+	struct kvt_gpu *gpu;
+	const struct kvt_gpu_ops *ops;
+	kvt_stream stream;
+	kvt_kernel extend, set, advance;
+	kvt_dptr words, scratch;
+	uint64_t charged, scratch_bytes;
+	uint32_t max_seqs, max_tokens, stride;
+	uint32_t tokens_words, rows_words; /* how many */
+
+	uint32_t n, total, longest; /* sequences; tokens of this step, of all and of one of them */
+	uint64_t rows_most;	    /* KV rows of all sequences that launches are sized for */
+	uint32_t epoch;
+	struct kvt_seq **seqs;	/* [max_seqs] */
+	uint32_t *counts;	/* [max_seqs + 1], and room for an even number */
+	struct open_range *open; /* [max_seqs][n_planes] */
+	uint64_t *line;		/* [stride] */
+	struct kvt_set_args pending;
+};
+
+/* ---- words on the device, set in stream order from launch arguments: no copy has to outlive the call ---- */
+
+static int launch(struct kvt_batch *b, kvt_kernel kernel, uint32_t blocks, uint32_t threads, void *args)
+{
+	const struct kvt_dim3 grid = { blocks ? blocks : 1, 1, 1 }, block = { threads, 1, 1 };
+
+	return b->ops->launch(b->gpu, kernel, grid, block, 0, b->stream, &args, 1);
+}
+
+static int flush_words(struct kvt_batch *b)
+{
+	int ret = 0;
+
+	b->pending.words = b->words;
+	if (b->pending.n)
+		ret = launch(b, b->set, 1, KVT_SET_MAX, &b->pending);
+	b->pending.n = 0;
+	return ret;
+}
+
+static int set_word(struct kvt_batch *b, uint32_t index, uint64_t value)
+{
+	int ret = b->pending.n == KVT_SET_MAX ? flush_words(b) : 0;
+
+	b->pending.index[b->pending.n] = index;
+	b->pending.value[b->pending.n++] = value;
+	return ret;
+}
+
+/* @n 32-bit values from word @at on. */
+static int set_halves(struct kvt_batch *b, uint32_t at, const uint32_t *values, uint32_t n)
+{
+	int ret = 0;
+
+	for (uint32_t i = 0; i < n && !ret; i += 2)
+		ret = set_word(b, at + i / 2, values[i] | (uint64_t)(i + 1 < n ? values[i + 1] : 0) << 32);
+	return ret;
+}
+
+/* ---- where things are ---- */
+
+static uint32_t blocks_word(const struct kvt_batch *b, uint32_t plane, uint32_t seq)
+{
+	return b->tokens_words + b->rows_words + (2 * plane * b->max_seqs + seq) * b->stride;
+}
+
+static uint32_t sums_word(const struct kvt_batch *b, uint32_t plane, uint32_t seq)
+{
+	return blocks_word(b, plane, seq) + b->max_seqs * b->stride;
+}
+
+static kvt_dptr word_at(const struct kvt_batch *b, uint32_t word)
+{
+	return b->words + 8ull * word;
+}
+
+kvt_stream kvt_batch_stream(const struct kvt_batch *b)
+{
+	return b->stream;
+}
+
+struct kvt_gpu *kvt_batch_gpu(const struct kvt_batch *b)
+{
+	return b->gpu;
+}
+
+kvt_dptr kvt_batch_tokens(const struct kvt_batch *b)
+{
+	return b->words;
+}
+
+kvt_dptr kvt_batch_rows(const struct kvt_batch *b)
+{
+	return word_at(b, b->tokens_words);
+}
+
+uint32_t kvt_batch_epoch(const struct kvt_batch *b)
+{
+	return b->epoch;
+}
+
+/* ---- blocks ---- */
+
+/* Open the block at table entry @at, which has @rows rows of the sequence's so far; a new one where there is none. */
+static int open_entry(struct kvt_batch *b, uint32_t plane, uint32_t seq, uint32_t at, uint32_t rows)
+{
+	const struct kvt_plane *p = &b->cache->planes[plane];
+	uint32_t *block = &kvt_seq_table(b->seqs[seq], p)[at], written;
+	struct kvt_store *store = b->cache->store;
+	bool fresh = *block == KVT_NO_BLOCK;
+	uint64_t address, digest;
+	int ret = fresh ? kvt_store_alloc(store, plane, block) : kvt_table_own(b->cache, block, rows);
+
+	if (ret)
+		return ret;
+	written = kvt_store_rows(store, *block);
+	ret = kvt_store_open(store, *block, b->stream, &address, &digest);
+	if (ret) {
+		if (fresh) {
+			kvt_store_put(store, *block);
+			*block = KVT_NO_BLOCK;
+		}
+		return ret;
+	}
+	if (rows > written) /* rows that were never written are zeros */
+		digest += kvt_rows_digest(written, rows - written, kvt_store_zeros(store), p->geom.row_bytes);
+	ret = set_word(b, blocks_word(b, plane, seq) + at, address);
+	return ret ? ret : set_word(b, sums_word(b, plane, seq) + at, digest);
+}
+
+static uint32_t entries(const struct kvt_plane *p, uint32_t tokens)
+{
+	return (tokens + p->geom.block_rows - 1) / p->geom.block_rows;
+}
+
+static struct open_range *open_of(struct kvt_batch *b, uint32_t plane, uint32_t seq)
+{
+	return &b->open[seq * b->cache->n_planes + plane];
+}
+
+/* Open blocks for @count more tokens. What a call that fails has opened is there for the next. */
+static int make_room(struct kvt_batch *b, uint32_t seq, uint32_t count)
+{
+	struct kvt_cache *c = b->cache;
+	int ret = 0;
+
+	for (uint32_t plane = 0; plane < c->n_planes; plane++) {
+		const struct kvt_plane *p = &c->planes[plane];
+		struct open_range *open = open_of(b, plane, seq);
+
+		for (; !p->rows && open->end < entries(p, b->seqs[seq]->len + count); open->end++) {
+			ret = open_entry(b, plane, seq, open->end, 0);
+			if (ret)
+				return ret;
+		}
+	}
+	return 0;
+}
+
+/* Pin a plane's full blocks, open its last, and say where they are. */
+static int attach_plane(struct kvt_batch *b, uint32_t plane, uint32_t seq)
+{
+	const struct kvt_plane *p = &b->cache->planes[plane];
+	struct kvt_seq *s = b->seqs[seq];
+	uint32_t full = s->len / p->geom.block_rows, left = s->len % p->geom.block_rows;
+	uint32_t *table = kvt_seq_table(s, p);
+	int ret = kvt_store_pin(b->cache->store, table, full, b->line);
+
+	if (ret)
+		return ret;
+	*open_of(b, plane, seq) = (struct open_range){ full, full + !!left };
+	if (full)
+		ret = b->ops->copy_h2d(b->gpu, word_at(b, blocks_word(b, plane, seq)), b->line, full * sizeof(uint64_t));
+	if (!ret && left)
+		ret = open_entry(b, plane, seq, full, left);
+	if (ret)
+		kvt_store_unpin(b->cache->store, table, full);
+	return ret;
+}
+
+/* Seal what is open of a plane; @known: its digests can be had from the device. */
+static void detach_plane(struct kvt_batch *b, uint32_t plane, uint32_t seq, bool known)
+{
+	const struct open_range open = *open_of(b, plane, seq);
+	const struct kvt_plane *p = &b->cache->planes[plane];
+	uint32_t *table = kvt_seq_table(b->seqs[seq], p), len = b->seqs[seq]->len;
+	struct kvt_store *store = b->cache->store;
+
+	if (known && open.end > open.first)
+		known = !kvt_store_device_ended(store,
+						b->ops->copy_d2h(b->gpu, b->line,
+								 word_at(b, sums_word(b, plane, seq) + open.first),
+								 (open.end - open.first) * sizeof(uint64_t)),
+						"reading digests");
+	for (uint32_t at = open.first; at < open.end; at++) {
+		uint64_t begin = (uint64_t)at * p->geom.block_rows;
+		uint32_t rows = len <= begin ? 0 : len - begin < p->geom.block_rows ? (uint32_t)(len - begin) :
+										     p->geom.block_rows;
+
+		kvt_store_seal(store, table[at], rows, known ? &b->line[at - open.first] : NULL);
+		if (!rows) {
+			kvt_store_put(store, table[at]);
+			table[at] = KVT_NO_BLOCK;
+		}
+	}
+	kvt_store_unpin(store, table, open.first);
+}
+
+static void detach_seq(struct kvt_batch *b, uint32_t seq, uint32_t planes, bool known)
+{
+	for (uint32_t plane = 0; plane < planes; plane++)
+		if (!b->cache->planes[plane].rows)
+			detach_plane(b, plane, seq, known);
+	b->seqs[seq]->batch = NULL;
+}
+
+static int attach_seq(struct kvt_batch *b, uint32_t seq)
+{
+	int ret = 0;
+
+	for (uint32_t plane = 0; plane < b->cache->n_planes; plane++) {
+		if (!b->cache->planes[plane].rows)
+			ret = attach_plane(b, plane, seq);
+		if (ret) {
+			flush_words(b);
+			b->ops->stream_sync(b->gpu, b->stream);
+			detach_seq(b, seq, plane, true);
+			return ret;
+		}
+	}
+	b->seqs[seq]->batch = b;
+	return 0;
+}
+
+void kvt_batch_detach(struct kvt_batch *b)
+{
+	int ret;
+
+	if (!b || !b->n)
+		return;
+	ret = kvt_store_device_ended(b->cache->store, b->ops->stream_sync(b->gpu, b->stream), "a batch's work");
+	for (uint32_t i = 0; i < b->n; i++)
+		detach_seq(b, i, b->cache->n_planes, !ret);
+	b->n = b->total = 0;
+	b->pending.n = 0;
+}
+
+/* Sizes of launches cover growth; when they no longer do, what was captured is captured anew. */
+static void fit_rows(struct kvt_batch *b)
+{
+	uint64_t rows = 0;
+
+	for (uint32_t i = 0; i < b->n; i++)
+		rows += b->seqs[i]->len;
+	if (rows <= b->rows_most)
+		return;
+	for (b->rows_most = 4096; b->rows_most < rows; b->rows_most *= 2)
+		;
+	b->epoch++;
+}
+
+int kvt_batch_attach(struct kvt_batch *b, struct kvt_seq *const *seqs, uint32_t n)
+{
+	uint32_t lens[2];
+	int ret = 0;
+
+	if (b->n)
+		return kvt_fail(-EBUSY, "the batch has %u sequences attached: detach them first", b->n);
+	if (!n || n > b->max_seqs)
+		return kvt_fail(-EINVAL, "%u sequences for a batch, its max_seqs is %u", n, b->max_seqs);
+	for (uint32_t i = 0; i < n; i++) {
+		if (!seqs[i] || seqs[i]->cache != b->cache)
+			return kvt_fail(-EINVAL, "sequence %u of the batch is none of its cache", i);
+		if (seqs[i]->batch)
+			return kvt_fail(-EBUSY, "sequence %u is attached to a batch already", i);
+		for (uint32_t k = 0; k < i; k++)
+			if (seqs[k] == seqs[i])
+				return kvt_fail(-EINVAL, "sequences %u and %u of the batch are one", k, i);
+	}
+	for (uint32_t i = 0; i < n && !ret; i++) {
+		b->seqs[i] = seqs[i];
+		b->counts[i] = 0;
+		ret = attach_seq(b, i);
+		b->n += !ret;
+	}
+	for (uint32_t i = 0; i < n && !ret; i += 2) {
+		lens[0] = seqs[i]->len;
+		lens[1] = i + 1 < n ? seqs[i + 1]->len : 0;
+		ret = set_halves(b, b->tokens_words + i / 2, lens, 2);
+	}
+	for (uint32_t i = 0; i < b->tokens_words && !ret; i++)
+		ret = set_word(b, i, 0);
+	if (!ret)
+		ret = flush_words(b);
+	if (ret) {
+		kvt_batch_detach(b);
+		return kvt_store_device_ended(b->cache->store, ret, "attaching a batch");
+	}
+	b->total = b->longest = 0;
+	b->rows_most = 0;
+	fit_rows(b);
+	b->epoch++;
+	return 0;
+}
+
+/* ---- a step ---- */
+
+/* Where each sequence's tokens begin among the step's. */
+static int set_counts(struct kvt_batch *b, const uint32_t *counts)
+{
+	uint32_t two[2] = { 0, 0 }, end = 0;
+	int ret = 0;
+
+	for (uint32_t i = 0; i <= b->n && !ret; i++) {
+		two[i % 2] = end;
+		if (i % 2 || i == b->n)
+			ret = set_halves(b, i / 2, two, 2);
+		end += i < b->n ? counts[i] : 0;
+	}
+	return ret;
+}
+
+int kvt_batch_step(struct kvt_batch *b, const uint32_t *counts, const uint32_t *tokens)
+{
+	struct kvt_advance_args advance = { .rows = kvt_batch_rows(b), .tokens = kvt_batch_tokens(b), .n_seqs = b->n };
+	uint32_t total = 0, longest = 0, seq;
+	bool same = true;
+	int ret = 0;
+
+	if (!b->n)
+		return kvt_fail(-EINVAL, "a step of a batch without sequences: attach some");
+	for (seq = 0; seq < b->n; seq++) {
+		if (counts[seq] > b->max_tokens - total)
+			return kvt_fail(-EINVAL, "a step of more tokens than the batch's max_tokens, %u", b->max_tokens);
+		if (counts[seq] > b->cache->max_tokens - b->seqs[seq]->len)
+			return kvt_fail(-ENOSPC, "%u tokens behind %u: max_tokens is %u", counts[seq], b->seqs[seq]->len,
+					b->cache->max_tokens);
+		total += counts[seq];
+		longest = counts[seq] > longest ? counts[seq] : longest;
+		same &= counts[seq] == b->counts[seq];
+	}
+	for (seq = 0; seq < b->n && !ret; seq++)
+		ret = make_room(b, seq, counts[seq]);
+	if (!ret && !same)
+		ret = set_counts(b, counts);
+	if (!ret)
+		ret = flush_words(b);
+	if (!ret)
+		ret = launch(b, b->advance, 1, 256, &advance);
+	if (ret)
+		return kvt_store_device_ended(b->cache->store, ret, "a batch's step");
+	for (seq = 0; seq < b->n; seq++) {
+		struct kvt_seq *s = b->seqs[seq];
+
+		if (tokens)
+			memcpy(s->tokens + s->len, tokens, counts[seq] * sizeof(uint32_t));
+		else
+			memset(s->tokens + s->len, 0, counts[seq] * sizeof(uint32_t));
+		tokens = tokens ? tokens + counts[seq] : NULL;
+		s->len += counts[seq];
+		b->counts[seq] = counts[seq];
+	}
+	b->epoch += !same;
+	b->total = total;
+	b->longest = longest;
+	fit_rows(b);
+	return 0;
+}
+
+static struct kvt_plane *batch_plane(struct kvt_batch *b, uint32_t plane)
+{
+	if (!b->total)
+		kvt_fail(-EINVAL, "the batch has no step that rows could belong to");
+	else if (plane >= b->cache->n_planes || b->cache->planes[plane].rows)
+		kvt_fail(-EINVAL, "plane %u is no sequence plane of %u planes", plane, b->cache->n_planes);
+	else
+		return &b->cache->planes[plane];
+	return NULL;
+}
+
+int kvt_batch_write(struct kvt_batch *b, uint32_t plane, const struct kvt_rows *src)
+{
+	const struct kvt_plane *p = batch_plane(b, plane);
+	struct kvt_extend_args args;
+	struct kvt_rows rows;
+	int ret;
+
+	if (!p)
+		return -EINVAL;
+	ret = kvt_rows_check(p, src, &rows);
+	if (ret)
+		return ret;
+	args = (struct kvt_extend_args){
+		.src = (uintptr_t)rows.data, .src_stride = rows.stride, .blocks = word_at(b, blocks_word(b, plane, 0)),
+		.sums = word_at(b, sums_word(b, plane, 0)), .tokens = kvt_batch_tokens(b), .rows = kvt_batch_rows(b),
+		.n_seqs = b->n, .table_stride = b->stride, .block_rows = p->geom.block_rows, .elements = p->geom.elems,
+		.src_type = rows.type == KVT_ENCODED ? p->geom.codec : rows.type, .dst_type = p->geom.codec,
+	};
+	ret = launch(b, b->extend, (b->total + WARPS - 1) / WARPS, 32 * WARPS, &args);
+	return ret ? kvt_store_device_ended(b->cache->store, ret, "writing a batch's rows") : 0;
+}
+
+static int attend_args(struct kvt_batch *b, const struct kvt_attn *a, const struct kvt_batch_attn *io,
+		       struct kvt_attend_args *args)
+{
+	const struct kvt_plane *k = batch_plane(b, a->k_plane), *v = k ? batch_plane(b, a->v_plane) : NULL;
+	uint32_t q_row, out_row;
+
+	if (!v)
+		return -EINVAL;
+	if (k->heads != v->heads || k->geom.codec != v->geom.codec)
+		return kvt_fail(-EINVAL, "attention: K has %u heads of %s and V %u of %s: the GPU takes the same for both",
+				k->heads, kvt_codec_name(k->geom.codec), v->heads, kvt_codec_name(v->geom.codec));
+	if (!a->n_heads || a->n_heads % k->heads)
+		return kvt_fail(-EINVAL, "attention: %u query heads are no multiple of %u KV heads", a->n_heads, k->heads);
+	if (a->flags & ~KVT_ATTN_CAUSAL)
+		return kvt_fail(-EINVAL, "attention: flags 0x%x: unknown bits", a->flags);
+	if (!isfinite(a->scale) || !isfinite(a->softcap) || a->softcap < 0)
+		return kvt_fail(-EINVAL, "attention: scale %g and softcap %g must be finite, softcap not negative",
+				(double)a->scale, (double)a->softcap);
+	if (!io->q || !io->out || io->q_type > KVT_BF16 || io->out_type > KVT_BF16)
+		return kvt_fail(-EINVAL, "attention: q or out is missing, or not f32, f16 or bf16 (%u, %u)", io->q_type,
+				io->out_type);
+	q_row = (uint32_t)kvt_codec_bytes(io->q_type, (uint64_t)a->n_heads * k->head_dim);
+	out_row = (uint32_t)kvt_codec_bytes(io->out_type, (uint64_t)a->n_heads * v->head_dim);
+	if ((io->q_stride && io->q_stride < q_row) || (io->out_stride && io->out_stride < out_row))
+		return kvt_fail(-EINVAL, "attention: strides of %llu and %llu bytes, tokens take %u and %u",
+				(unsigned long long)io->q_stride, (unsigned long long)io->out_stride, q_row, out_row);
+	*args = (struct kvt_attend_args){
+		.q = io->q, .out = io->out, .q_stride = io->q_stride ? io->q_stride : q_row,
+		.out_stride = io->out_stride ? io->out_stride : out_row,
+		.k_blocks = word_at(b, blocks_word(b, a->k_plane, 0)), .v_blocks = word_at(b, blocks_word(b, a->v_plane, 0)),
+		.tokens = kvt_batch_tokens(b), .rows = kvt_batch_rows(b),
+		.slopes = (uintptr_t)a->alibi, .sinks = (uintptr_t)a->sinks, .parts = b->scratch,
+		.n_seqs = b->n, .table_stride = b->stride, .heads = a->n_heads, .kv_heads = k->heads,
+		.k_dim = k->head_dim, .v_dim = v->head_dim, .k_block_rows = k->geom.block_rows,
+		.v_block_rows = v->geom.block_rows, .k_row_bytes = k->geom.row_bytes, .v_row_bytes = v->geom.row_bytes,
+		.codec = k->geom.codec, .q_type = io->q_type, .out_type = io->out_type, .mask_type = KVT_F32,
+		.causal = a->flags & KVT_ATTN_CAUSAL, .window = a->window,
+		.scale = a->scale ? a->scale : (float)(1.0 / sqrt(k->head_dim)), .softcap = a->softcap,
+	};
+	return 0;
+}
+
+int kvt_batch_attend(struct kvt_batch *b, const struct kvt_attn *attn, const struct kvt_batch_attn *io)
+{
+	const struct kvt_attend_device device = { b->gpu->sm, b->gpu->processors, b->gpu->shared_max };
+	const struct kvt_attend_limits limits = { .tokens = b->total, .seq_tokens = b->longest, .rows = b->rows_most };
+	struct kvt_attend_recipe recipe;
+	struct kvt_attend_args args;
+	struct kvt_batch_attn where;
+	struct kvt_attn a;
+	kvt_kernel kernel;
+	void *list = &args;
+	int ret = kvt_params_copy(&a, sizeof(a), sizeof(a), attn, "attention");
+
+	if (!ret)
+		ret = kvt_params_copy(&where, sizeof(where), sizeof(where), io, "attention on a GPU");
+	if (!ret)
+		ret = attend_args(b, &a, &where, &args);
+	if (!ret)
+		ret = kvt_attend_recipe(&device, &limits, &args, &recipe);
+	if (!ret && recipe.scratch_bytes > b->scratch_bytes)
+		ret = kvt_fail(-ENOMEM, "attention: %llu bytes of scratch are needed for %llu KV rows, the batch has %llu: raise gpu_scratch_bytes",
+			       (unsigned long long)recipe.scratch_bytes, (unsigned long long)b->rows_most,
+			       (unsigned long long)b->scratch_bytes);
+	for (uint32_t i = 0; !ret && i < recipe.n; i++) {
+		const struct kvt_attend_step *step = &recipe.step[i];
+
+		ret = b->ops->kernel(b->gpu, "attend", step->function, &kernel);
+		if (!ret)
+			ret = b->ops->launch(b->gpu, kernel, step->grid, step->block, step->shared_bytes, b->stream, &list, 1);
+	}
+	return ret == -ENODEV ? kvt_store_device_ended(b->cache->store, ret, "attention") : ret;
+}
+
+int kvt_batch_wait(struct kvt_batch *b)
+{
+	return kvt_store_device_ended(b->cache->store, b->ops->stream_sync(b->gpu, b->stream), "a batch's work");
+}
+
+/* ---- life ---- */
+
+/* What tables and scratch take of gpu_scratch_bytes, the host's copies included. */
+static int take(struct kvt_batch *b)
+{
+	struct kvt_cache *c = b->cache;
+	uint64_t words, host;
+	int ret;
+
+	for (uint32_t i = 0; i < c->n_planes; i++)
+		if (!c->planes[i].rows && c->planes[i].table_len > b->stride)
+			b->stride = c->planes[i].table_len;
+	b->tokens_words = b->max_seqs / 2 + 1;
+	b->rows_words = (b->max_seqs + 1) / 2;
+	words = b->tokens_words + b->rows_words + 2ull * c->n_planes * b->max_seqs * b->stride;
+	host = sizeof(*b) + b->max_seqs * sizeof(*b->seqs) + (b->max_seqs + 2ull) * sizeof(*b->counts) +
+	       (uint64_t)b->max_seqs * c->n_planes * sizeof(*b->open) + b->stride * sizeof(*b->line);
+	if (words > UINT32_MAX || 8 * words + host > c->gpu_scratch_bytes)
+		return kvt_fail(-ENOMEM, "a batch of %u sequences takes %llu bytes for tables, and scratch for attention; gpu_scratch_bytes is %llu",
+				b->max_seqs, (unsigned long long)(8 * words + host), (unsigned long long)c->gpu_scratch_bytes);
+	ret = kvt_budget_charge(&c->budget[KVT_TIER_GPU], c->gpu_scratch_bytes);
+	if (ret)
+		return kvt_fail(ret, "gpu_scratch_bytes, %llu, are in use by another batch", (unsigned long long)c->gpu_scratch_bytes);
+	b->charged = c->gpu_scratch_bytes;
+	b->scratch_bytes = (c->gpu_scratch_bytes - 8 * words - host) / 256 * 256;
+	b->seqs = calloc(b->max_seqs, sizeof(*b->seqs));
+	b->counts = calloc(b->max_seqs + 2, sizeof(*b->counts));
+	b->open = calloc((uint64_t)b->max_seqs * c->n_planes, sizeof(*b->open));
+	b->line = calloc(b->stride, sizeof(*b->line));
+	if (!b->seqs || !b->counts || !b->open || !b->line)
+		return kvt_fail(-ENOMEM, "no memory for a batch of %u sequences", b->max_seqs);
+	ret = b->ops->alloc(b->gpu, 8 * words, &b->words);
+	if (!ret && b->scratch_bytes)
+		ret = b->ops->alloc(b->gpu, b->scratch_bytes, &b->scratch);
+	return ret;
+}
+
+void kvt_batch_destroy(struct kvt_batch *b)
+{
+	if (!b)
+		return;
+	kvt_batch_detach(b);
+	b->ops->stream_destroy(b->gpu, b->stream);
+	b->ops->free(b->gpu, b->scratch);
+	b->ops->free(b->gpu, b->words);
+	kvt_budget_release(&b->cache->budget[KVT_TIER_GPU], b->charged);
+	free(b->line);
+	free(b->open);
+	free(b->counts);
+	free(b->seqs);
+	free(b);
+}
+
+int kvt_batch_create(struct kvt_cache *c, const struct kvt_batch_params *params, struct kvt_batch **batch)
+{
+	struct kvt_batch_params p;
+	struct kvt_batch *b;
+	int ret = kvt_params_copy(&p, sizeof(p), sizeof(p), params, "batch parameters");
+
+	if (ret)
+		return ret;
+	if (!c->gpu_scratch_bytes)
+		return kvt_fail(-ENODEV, "a batch needs a gpu tier, and room beside it: gpu_bytes and gpu_scratch_bytes");
+	if (p.flags || p.max_seqs > KVT_ATTEND_SEQS || p.max_tokens > 1u << 20)
+		return kvt_fail(-EINVAL, "batch: flags 0x%x (none are known), max_seqs %u (to %u), max_tokens %u (to 2^20)",
+				p.flags, p.max_seqs, KVT_ATTEND_SEQS, p.max_tokens);
+	b = calloc(1, sizeof(*b));
+	if (!b)
+		return kvt_fail(-ENOMEM, "no memory for a batch");
+	b->cache = c;
+	b->gpu = c->gpu;
+	b->ops = c->gpu->ops;
+	b->max_seqs = p.max_seqs ? p.max_seqs : 1;
+	b->max_tokens = p.max_tokens ? p.max_tokens : c->max_query_rows;
+	ret = b->ops->stream_create(b->gpu, &b->stream);
+	if (ret) {
+		free(b);
+		return ret;
+	}
+	ret = take(b);
+	if (!ret)
+		ret = b->ops->kernel(b->gpu, "block", "extend", &b->extend);
+	if (!ret)
+		ret = b->ops->kernel(b->gpu, "block", "set", &b->set);
+	if (!ret)
+		ret = b->ops->kernel(b->gpu, "block", "advance", &b->advance);
+	if (ret) {
+		kvt_batch_destroy(b);
+		return ret;
+	}
+	*batch = b;
+	return 0;
+}
