@@ -69,16 +69,29 @@ static int flush_words(struct kvt_batch *b)
 	b->pending.words = b->words;
 	if (b->pending.n)
 		ret = launch(b, b->set, 1, KVT_SET_MAX, &b->pending);
-	b->pending.n = 0;
+	if (!ret)
+		b->pending.n = 0;
 	return ret;
+}
+
+/* Room for @n words that are to be set together. */
+static int room_for_words(struct kvt_batch *b, uint32_t n)
+{
+	return b->pending.n + n > KVT_SET_MAX ? flush_words(b) : 0;
+}
+
+static void put_word(struct kvt_batch *b, uint32_t index, uint64_t value)
+{
+	b->pending.index[b->pending.n] = index;
+	b->pending.value[b->pending.n++] = value;
 }
 
 static int set_word(struct kvt_batch *b, uint32_t index, uint64_t value)
 {
-	int ret = b->pending.n == KVT_SET_MAX ? flush_words(b) : 0;
+	int ret = room_for_words(b, 1);
 
-	b->pending.index[b->pending.n] = index;
-	b->pending.value[b->pending.n++] = value;
+	if (!ret)
+		put_word(b, index, value);
 	return ret;
 }
 
@@ -136,16 +149,28 @@ uint32_t kvt_batch_epoch(const struct kvt_batch *b)
 
 /* ---- blocks ---- */
 
-/* Open the block at table entry @at, which has @rows rows of the sequence's so far; a new one where there is none. */
-static int open_entry(struct kvt_batch *b, uint32_t plane, uint32_t seq, uint32_t at, uint32_t rows)
+static struct open_range *open_of(struct kvt_batch *b, uint32_t plane, uint32_t seq)
 {
+	return &b->open[seq * b->cache->n_planes + plane];
+}
+
+/*
+ * Open the block behind those that are open, which has @rows rows of the
+ * sequence's so far; a new one where there is none.
+ */
+static int open_next(struct kvt_batch *b, uint32_t plane, uint32_t seq, uint32_t rows)
+{
+	struct open_range *open = open_of(b, plane, seq);
+	const uint32_t at = open->end;
 	const struct kvt_plane *p = &b->cache->planes[plane];
 	uint32_t *block = &kvt_seq_table(b->seqs[seq], p)[at], written;
 	struct kvt_store *store = b->cache->store;
 	bool fresh = *block == KVT_NO_BLOCK;
 	uint64_t address, digest;
-	int ret = fresh ? kvt_store_alloc(store, plane, block) : kvt_table_own(b->cache, block, rows);
+	int ret = room_for_words(b, 2); /* first: what is open must get into the tables */
 
+	if (!ret)
+		ret = fresh ? kvt_store_alloc(store, plane, block) : kvt_table_own(b->cache, block, rows);
 	if (ret)
 		return ret;
 	written = kvt_store_rows(store, *block);
@@ -159,18 +184,15 @@ static int open_entry(struct kvt_batch *b, uint32_t plane, uint32_t seq, uint32_
 	}
 	if (rows > written) /* rows that were never written are zeros */
 		digest += kvt_rows_digest(written, rows - written, kvt_store_zeros(store), p->geom.row_bytes);
-	ret = set_word(b, blocks_word(b, plane, seq) + at, address);
-	return ret ? ret : set_word(b, sums_word(b, plane, seq) + at, digest);
+	put_word(b, blocks_word(b, plane, seq) + at, address);
+	put_word(b, sums_word(b, plane, seq) + at, digest);
+	open->end++;
+	return 0;
 }
 
 static uint32_t entries(const struct kvt_plane *p, uint32_t tokens)
 {
 	return (tokens + p->geom.block_rows - 1) / p->geom.block_rows;
-}
-
-static struct open_range *open_of(struct kvt_batch *b, uint32_t plane, uint32_t seq)
-{
-	return &b->open[seq * b->cache->n_planes + plane];
 }
 
 /* Open blocks for @count more tokens. What a call that fails has opened is there for the next. */
@@ -179,17 +201,14 @@ static int make_room(struct kvt_batch *b, uint32_t seq, uint32_t count)
 	struct kvt_cache *c = b->cache;
 	int ret = 0;
 
-	for (uint32_t plane = 0; plane < c->n_planes; plane++) {
+	for (uint32_t plane = 0; plane < c->n_planes && !ret; plane++) {
 		const struct kvt_plane *p = &c->planes[plane];
-		struct open_range *open = open_of(b, plane, seq);
+		const struct open_range *open = open_of(b, plane, seq);
 
-		for (; !p->rows && open->end < entries(p, b->seqs[seq]->len + count); open->end++) {
-			ret = open_entry(b, plane, seq, open->end, 0);
-			if (ret)
-				return ret;
-		}
+		while (!ret && !p->rows && open->end < entries(p, b->seqs[seq]->len + count))
+			ret = open_next(b, plane, seq, 0);
 	}
-	return 0;
+	return ret;
 }
 
 /* Pin a plane's full blocks, open its last, and say where they are. */
@@ -201,16 +220,10 @@ static int attach_plane(struct kvt_batch *b, uint32_t plane, uint32_t seq)
 	uint32_t *table = kvt_seq_table(s, p);
 	int ret = kvt_store_pin(b->cache->store, table, full, b->line);
 
-	if (ret)
-		return ret;
-	*open_of(b, plane, seq) = (struct open_range){ full, full + !!left };
-	if (full)
+	*open_of(b, plane, seq) = ret ? (struct open_range){ 0, 0 } : (struct open_range){ full, full };
+	if (!ret && full)
 		ret = b->ops->copy_h2d(b->gpu, word_at(b, blocks_word(b, plane, seq)), b->line, full * sizeof(uint64_t));
-	if (!ret && left)
-		ret = open_entry(b, plane, seq, full, left);
-	if (ret)
-		kvt_store_unpin(b->cache->store, table, full);
-	return ret;
+	return ret || !left ? ret : open_next(b, plane, seq, left);
 }
 
 /* Seal what is open of a plane; @known: its digests can be had from the device. */
@@ -256,10 +269,10 @@ static int attach_seq(struct kvt_batch *b, uint32_t seq)
 	for (uint32_t plane = 0; plane < b->cache->n_planes; plane++) {
 		if (!b->cache->planes[plane].rows)
 			ret = attach_plane(b, plane, seq);
-		if (ret) {
-			flush_words(b);
-			b->ops->stream_sync(b->gpu, b->stream);
-			detach_seq(b, seq, plane, true);
+		if (ret) { /* the digests of what is open may be among the words that wait */
+			bool known = !flush_words(b) && !b->ops->stream_sync(b->gpu, b->stream);
+
+			detach_seq(b, seq, plane + 1, known);
 			return ret;
 		}
 	}
@@ -273,7 +286,10 @@ void kvt_batch_detach(struct kvt_batch *b)
 
 	if (!b || !b->n)
 		return;
-	ret = kvt_store_device_ended(b->cache->store, b->ops->stream_sync(b->gpu, b->stream), "a batch's work");
+	ret = flush_words(b); /* digests of blocks that no step has reached */
+	if (!ret)
+		ret = b->ops->stream_sync(b->gpu, b->stream);
+	kvt_store_device_ended(b->cache->store, ret, "a batch's work");
 	for (uint32_t i = 0; i < b->n; i++)
 		detach_seq(b, i, b->cache->n_planes, !ret);
 	b->n = b->total = 0;

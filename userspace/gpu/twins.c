@@ -75,7 +75,7 @@ static int block_extend(struct kvt_dim3 grid, struct kvt_dim3 block, void *const
 	const uint32_t *tokens = AT(a->tokens), *rows = AT(a->rows);
 
 	(void)grid, (void)block;
-	if (a->src_type >= KVT_CODECS || a->dst_type >= KVT_CODECS)
+	if (a->src_type > KVT_BF16 || a->dst_type > KVT_BF16)
 		return kvt_fail(-EINVAL, "extend: no codec %u or %u", a->src_type, a->dst_type);
 	for (uint32_t t = 0; t < tokens[a->n_seqs]; t++) {
 		uint32_t i = seq_of(tokens, a->n_seqs, t), position = rows[i] - (tokens[i + 1] - t);

@@ -139,7 +139,7 @@ void kvt_store_seal(struct kvt_store *s, uint32_t block, uint32_t rows, const ui
 	b->rows = rows;
 	b->digest = digest ? *digest : 0;
 	b->content_rev++;
-	if (!digest && rows)
+	if (!digest && rows && !b->lost)
 		kvt_store_lose(s, block);
 	kvt_store_drop_gone(s, block);
 	if (!rows) { /* zeros need no place */
