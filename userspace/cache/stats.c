@@ -74,6 +74,7 @@ static json_t *prefix_json(struct kvt_cache *c)
 int64_t kvt_cache_stats_json(struct kvt_cache *c, char *buf, size_t bytes)
 {
 	struct kvt_stats st = KVT_INIT(st);
+	struct kvt_device_rates rates;
 	struct kvt_file_info info;
 	json_t *root, *tiers = json_object();
 	char *text;
@@ -112,6 +113,12 @@ int64_t kvt_cache_stats_json(struct kvt_cache *c, char *buf, size_t bytes)
 #undef COUNT
 	if (c->prefix)
 		json_object_set_new(root, "prefix", prefix_json(c));
+	kvt_store_gpu_rates(c->store, &rates);
+	json_object_set_new(root, "gpu_moves",
+			    json_pack("{ss sf ss sf sI}", "up", rates.kernel[1] ? "kernel" : "engine", "up_bytes_per_s",
+				      rates.bytes_per_s[1], "down", rates.kernel[0] ? "kernel" : "engine",
+				      "down_bytes_per_s", rates.bytes_per_s[0], "calibration_us",
+				      (json_int_t)rates.micros));
 	json_object_set_new(root, "gpu_backend", json_string(c->gpu ? c->gpu->ops->name : ""));
 	json_object_set_new(root, "gpu", json_string(c->gpu ? c->gpu->description : ""));
 	json_object_set_new(root, "disk_reason", json_string(info.reason ? info.reason : ""));

@@ -652,6 +652,84 @@ static int move_one(struct kvt_store *s, uint32_t block, enum kvt_tier tier)
 	return 1;
 }
 
+/* Is there anything that keeps a block from going to another memory tier right now? */
+static bool at_rest_elsewhere(const struct block *b, enum kvt_tier tier)
+{
+	return b->state == B_IDLE && !b->writing && b->rows && !b->lost && b->frame != NONE && b->tier != tier && !b->holds;
+}
+
+static void publish_move(struct kvt_store *s, uint32_t block, enum kvt_tier tier, uint32_t frame, int ret, uint64_t digest)
+{
+	struct block *b = &s->blocks[block];
+
+	if (!ret && digest != b->digest) {
+		s->st.digest_errors++;
+		ret = -EBADMSG;
+	}
+	if (ret) {
+		kvt_store_give(s, tier, frame);
+	} else {
+		kvt_store_unplace(s, block);
+		kvt_store_place(s, block, tier, frame);
+		s->st.moves++;
+		s->st.move_bytes += rows_bytes(s, b, b->rows);
+	}
+	b->state = B_IDLE;
+	kvt_store_settle(s, block);
+}
+
+/*
+ * With the lock: of a few blocks, those at rest go to the gpu, or from there,
+ * together: one copy, one digest, one wait. What does not go this way, or goes
+ * wrong, is left to move_one().
+ */
+static void move_together(struct kvt_store *s, const uint32_t *blocks, uint32_t n, enum kvt_tier tier)
+{
+	struct kvt_device_move moves[KVT_DEVICE_GROUP];
+	uint32_t which[KVT_DEVICE_GROUP], count = 0, frame, got, from = 0;
+	bool up = tier == KVT_TIER_GPU, there[KVT_DEVICE_GROUP] = { false };
+	int ret;
+
+	for (uint32_t i = 0; i < n; i++) { /* those that are there stay */
+		there[i] = blocks[i] != KVT_NO_BLOCK && s->blocks[blocks[i]].frame != NONE &&
+			   s->blocks[blocks[i]].tier == tier;
+		if (there[i])
+			kvt_store_hold(s, blocks[i]);
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		struct block *b = blocks[i] == KVT_NO_BLOCK ? NULL : &s->blocks[blocks[i]];
+
+		if (!b || !at_rest_elsewhere(b, tier) || (!up && b->tier != KVT_TIER_GPU))
+			continue;
+		from = b->frame;
+		b->state = B_MOVING;
+		s->policy_ops->busy(s->policy, blocks[i]);
+		if (kvt_store_take_frame(s, 1u << tier, &got, &frame)) {
+			b->state = B_IDLE;
+			kvt_store_settle(s, blocks[i]);
+			break;
+		}
+		moves[count] = (struct kvt_device_move){
+			.frame = up ? frame : from, .tier = up ? b->tier : (uint32_t)tier, .host_frame = up ? from : frame,
+			.plane = b->plane, .rows = b->rows,
+		};
+		which[count++] = blocks[i];
+	}
+	if (count) {
+		pthread_mutex_unlock(&s->lock);
+		ret = kvt_device_move(s, moves, count, up);
+		for (uint32_t k = 0; k < count && !ret && !up; k++)
+			moves[k].digest = kvt_rows_digest(0, moves[k].rows, kvt_store_host_frame(s, tier, moves[k].host_frame),
+							  s->planes[moves[k].plane].row_bytes);
+		pthread_mutex_lock(&s->lock);
+		for (uint32_t k = 0; k < count; k++)
+			publish_move(s, which[k], tier, up ? moves[k].frame : moves[k].host_frame, ret, moves[k].digest);
+	}
+	for (uint32_t i = 0; i < n; i++)
+		if (there[i])
+			kvt_store_unhold(s, blocks[i]);
+}
+
 /*
  * With the lock: as many blocks to @tier as fit. Those that are there are held
  * until the end, so that no later one takes their frame.
@@ -663,6 +741,8 @@ static int64_t move_to_memory(struct kvt_store *s, const uint32_t *blocks, uint3
 	int ret = 0;
 
 	for (; done < n && ret >= 0; done++) {
+		if (s->device && done % KVT_DEVICE_GROUP == 0)
+			move_together(s, blocks + done, n - done < KVT_DEVICE_GROUP ? n - done : KVT_DEVICE_GROUP, tier);
 		if (blocks[done] == KVT_NO_BLOCK)
 			continue;
 		ret = move_one(s, blocks[done], tier);

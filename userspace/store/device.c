@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/err.h"
 #include "codec/codec.h"
@@ -20,14 +21,18 @@
 #define PIECE_ROWS 1024u
 #define PIECE_BYTES (256u << 10)
 #define THREADS 256
+#define COPY_BLOCKS 16 /* thread blocks of the copy kernel: they fill the link and leave the device to others */
+#define COPY_THREADS 512
+#define TRIES 3 /* of each way to move blocks, at the start */
 
 /* The argument arrays, as they lie on the device. */
 struct piece {
 	uint64_t blocks[PIECE_ROWS];
 	uint32_t rows[PIECE_ROWS];
+	uint64_t src[KVT_DEVICE_GROUP];
 	uint32_t first;
 	uint32_t pad;
-	uint64_t out;
+	uint64_t out[KVT_DEVICE_GROUP];
 };
 
 struct kvt_device {
@@ -37,7 +42,8 @@ struct kvt_device {
 	kvt_dptr slab, staging, arrays;
 	void *registered[KVT_TIERS + 1]; /* host pools that the device reads and writes at full rate */
 	uint32_t n_registered;
-	kvt_kernel digest, append;
+	kvt_kernel digest, append, copy;
+	struct kvt_device_rates rates;
 	pthread_mutex_t lock;
 	struct piece piece; /* the host's copy */
 };
@@ -57,6 +63,11 @@ uint64_t kvt_device_overhead(const struct kvt_store_params *p)
 	return staging_bytes(p->planes, p->n_planes) + sizeof(struct piece);
 }
 
+static kvt_dptr frame_at(const struct kvt_device *d, uint32_t frame)
+{
+	return d->slab + frame * d->block_bytes;
+}
+
 /* Copies to and from memory that the driver does not know go through its own staging, at a fraction of the rate. */
 static bool register_pool(struct kvt_device *d, const struct kvt_pool *pool, uint64_t block_bytes)
 {
@@ -68,6 +79,112 @@ static bool register_pool(struct kvt_device *d, const struct kvt_pool *pool, uin
 	}
 	d->registered[d->n_registered++] = pool->base;
 	return true;
+}
+
+static int move_by_kernel(struct kvt_device *d, uint32_t n, bool up)
+{
+	const struct kvt_dim3 grid = { COPY_BLOCKS, 1, 1 }, block = { COPY_THREADS, 1, 1 };
+	const kvt_dptr on_device = d->arrays + offsetof(struct piece, blocks), on_host = d->arrays + offsetof(struct piece, src);
+	struct kvt_copy_args args = { .dst = up ? on_device : on_host, .src = up ? on_host : on_device, .n = n,
+				      .bytes = (uint32_t)d->block_bytes };
+	void *list = &args;
+
+	return d->ops->launch(d->gpu, d->copy, grid, block, 0, 0, &list, 1);
+}
+
+static int move_by_engine(struct kvt_device *d, uint32_t n, bool up)
+{
+	int ret = 0;
+
+	for (uint32_t i = 0; i < n && !ret; i++) {
+		void *host = (void *)(uintptr_t)d->piece.src[i];
+
+		ret = up ? d->ops->copy_h2d_async(d->gpu, d->piece.blocks[i], host, d->block_bytes, 0) :
+			   d->ops->copy_d2h_async(d->gpu, host, d->piece.blocks[i], d->block_bytes, 0);
+	}
+	return ret;
+}
+
+/* piece.blocks and piece.src say what; waits for nothing. */
+static int move_frames(struct kvt_device *d, uint32_t n, bool up, bool kernel)
+{
+	int ret = 0;
+
+	if (kernel)
+		ret = d->ops->copy_h2d_async(d->gpu, d->arrays + offsetof(struct piece, src), d->piece.src,
+					     n * sizeof(uint64_t), 0);
+	if (!ret)
+		ret = d->ops->copy_h2d_async(d->gpu, d->arrays + offsetof(struct piece, blocks), d->piece.blocks,
+					     n * sizeof(uint64_t), 0);
+	if (ret)
+		return ret;
+	return kernel ? move_by_kernel(d, n, up) : move_by_engine(d, n, up);
+}
+
+/* Seconds for @n frames by one way: the best of a few. */
+static int time_move(struct kvt_device *d, uint32_t n, bool up, bool kernel, double *seconds)
+{
+	struct timespec from, to;
+	int ret = 0;
+
+	*seconds = 1;
+	for (int i = 0; i <= TRIES && !ret; i++) {
+		clock_gettime(CLOCK_MONOTONIC, &from);
+		ret = move_frames(d, n, up, kernel);
+		if (!ret)
+			ret = d->ops->stream_sync(d->gpu, 0);
+		clock_gettime(CLOCK_MONOTONIC, &to);
+		double t = (double)(to.tv_sec - from.tv_sec) + (double)(to.tv_nsec - from.tv_nsec) * 1e-9;
+
+		if (i && t < *seconds) /* the first loads the kernel */
+			*seconds = t;
+	}
+	return ret;
+}
+
+/*
+ * Which way is faster depends on the device, its link and the size of a block:
+ * it is tried with frames that nobody uses yet. Where kernels run on the CPU
+ * there is nothing to find out.
+ */
+static int calibrate(struct kvt_store *s, uint32_t frames)
+{
+	struct kvt_device *d = s->device;
+	struct kvt_device_rates *r = &d->rates;
+	const struct kvt_pool *pool = s->pool[KVT_TIER_PINNED];
+	uint32_t n = pool && pool->n_frames < KVT_DEVICE_GROUP ? pool->n_frames : KVT_DEVICE_GROUP;
+	struct timespec from, to;
+	double t[2];
+	int ret = 0;
+
+	r->kernel[0] = r->kernel[1] = true;
+	if (!d->gpu->sm || !(s->device_tiers >> KVT_TIER_PINNED & 1))
+		return 0;
+	n = n < frames ? n : frames;
+	clock_gettime(CLOCK_MONOTONIC, &from);
+	for (uint32_t i = 0; i < n; i++) {
+		d->piece.blocks[i] = frame_at(d, i);
+		d->piece.src[i] = (uintptr_t)kvt_store_host_frame(s, KVT_TIER_PINNED, i);
+	}
+	for (int up = 0; up < 2; up++) {
+		for (int kernel = 0; kernel < 2 && !ret; kernel++)
+			ret = time_move(d, n, up, kernel, &t[kernel]);
+		if (ret)
+			return ret;
+		r->kernel[up] = t[1] < t[0];
+		r->bytes_per_s[up] = (double)(n * d->block_bytes) / (t[1] < t[0] ? t[1] : t[0]);
+	}
+	clock_gettime(CLOCK_MONOTONIC, &to);
+	r->micros = (uint64_t)(to.tv_sec - from.tv_sec) * 1000000 + (uint64_t)((to.tv_nsec - from.tv_nsec) / 1000);
+	kvt_log(KVT_LOG_INFO, "gpu tier: blocks of %llu bytes go up by %s at %.1f GB/s and down by %s at %.1f GB/s (tried for %.1f ms)",
+		(unsigned long long)d->block_bytes, r->kernel[1] ? "kernel" : "copy engine", r->bytes_per_s[1] * 1e-9,
+		r->kernel[0] ? "kernel" : "copy engine", r->bytes_per_s[0] * 1e-9, (double)r->micros * 1e-3);
+	return 0;
+}
+
+void kvt_store_gpu_rates(const struct kvt_store *s, struct kvt_device_rates *rates)
+{
+	*rates = s->device ? s->device->rates : (struct kvt_device_rates){ 0 };
 }
 
 int kvt_device_create(struct kvt_store *s, uint32_t frames)
@@ -90,6 +207,8 @@ int kvt_device_create(struct kvt_store *s, uint32_t frames)
 	if (!ret)
 		ret = d->ops->kernel(d->gpu, "block", "append", &d->append);
 	if (!ret)
+		ret = d->ops->kernel(d->gpu, "block", "copy", &d->copy);
+	if (!ret)
 		ret = d->ops->alloc(d->gpu, frames * s->block_bytes, &d->slab);
 	if (!ret)
 		ret = d->ops->alloc(d->gpu, d->staging_bytes, &d->staging);
@@ -101,7 +220,7 @@ int kvt_device_create(struct kvt_store *s, uint32_t frames)
 	if (register_pool(d, s->pool[KVT_TIER_PINNED], s->block_bytes))
 		s->device_tiers |= 1u << KVT_TIER_PINNED;
 	register_pool(d, s->staging, s->block_bytes);
-	return 0;
+	return calibrate(s, frames);
 }
 
 void kvt_device_destroy(struct kvt_store *s)
@@ -134,11 +253,6 @@ int kvt_store_device_ended(struct kvt_store *s, int ret, const char *what)
 				kvt_last_error());
 	}
 	return kvt_fail_more(ret, "%s", what);
-}
-
-static kvt_dptr frame_at(const struct kvt_device *d, uint32_t frame)
-{
-	return d->slab + frame * d->block_bytes;
 }
 
 kvt_dptr kvt_device_frame(const struct kvt_store *s, uint32_t tier, uint32_t frame)
@@ -195,7 +309,7 @@ static int digest(struct kvt_device *d, kvt_dptr frame, uint32_t row_bytes, uint
 		.first = at + offsetof(struct piece, first), .out = at + offsetof(struct piece, out),
 		.n = 1, .row_bytes = row_bytes,
 	};
-	uint64_t out;
+	uint64_t out = 0;
 	int ret;
 
 	if (!n)
@@ -320,4 +434,52 @@ int kvt_device_save(struct kvt_store *s, void *dst, uint32_t frame)
 	ret = d->ops->copy_d2h(d->gpu, dst, frame_at(d, frame), d->block_bytes);
 	pthread_mutex_unlock(&d->lock);
 	return kvt_store_device_ended(s, ret, "copying a block from the gpu");
+}
+
+/* Digests of what has arrived, a launch for each run of planes with rows of one size. */
+static int digest_moves(struct kvt_store *s, const struct kvt_device_move *moves, uint32_t n)
+{
+	struct kvt_device *d = s->device;
+	const struct kvt_dim3 grid = { COPY_BLOCKS, 1, 1 }, block = { THREADS, 1, 1 };
+	int ret = d->ops->copy_h2d_async(d->gpu, d->arrays + offsetof(struct piece, rows), d->piece.rows, n * sizeof(uint32_t), 0);
+
+	for (uint32_t i = 0, run; i < n && !ret; i += run) {
+		struct kvt_digest_args args = {
+			.blocks = d->arrays + offsetof(struct piece, blocks) + i * sizeof(uint64_t),
+			.rows = d->arrays + offsetof(struct piece, rows) + i * sizeof(uint32_t),
+			.out = d->arrays + offsetof(struct piece, out) + i * sizeof(uint64_t),
+			.row_bytes = s->planes[moves[i].plane].row_bytes,
+		};
+		void *list = &args;
+
+		for (run = 1; i + run < n && s->planes[moves[i + run].plane].row_bytes == args.row_bytes; run++)
+			;
+		args.n = run;
+		ret = d->ops->launch(d->gpu, d->digest, grid, block, 0, 0, &list, 1);
+	}
+	return ret ? ret : d->ops->copy_d2h(d->gpu, d->piece.out, d->arrays + offsetof(struct piece, out), n * sizeof(uint64_t));
+}
+
+int kvt_device_move(struct kvt_store *s, struct kvt_device_move *moves, uint32_t n, bool up)
+{
+	struct kvt_device *d = s->device;
+	bool kernel = d->rates.kernel[up];
+	int ret;
+
+	pthread_mutex_lock(&d->lock);
+	for (uint32_t i = 0; i < n; i++) {
+		kernel &= s->device_tiers >> moves[i].tier & 1;
+		d->piece.blocks[i] = frame_at(d, moves[i].frame);
+		d->piece.src[i] = (uintptr_t)kvt_store_host_frame(s, moves[i].tier, moves[i].host_frame);
+		d->piece.rows[i] = moves[i].rows;
+	}
+	ret = move_frames(d, n, up, kernel);
+	if (!ret)
+		ret = up ? digest_moves(s, moves, n) : d->ops->stream_sync(d->gpu, 0);
+	for (uint32_t i = 0; i < n && !ret; i++)
+		moves[i].digest = d->piece.out[i];
+	if (ret) /* frames are used again: nothing may still be on its way to or from them */
+		d->ops->stream_sync(d->gpu, 0);
+	pthread_mutex_unlock(&d->lock);
+	return kvt_store_device_ended(s, ret, "moving blocks between host and gpu");
 }

@@ -228,4 +228,14 @@ int kvt_device_load(struct kvt_store *s, uint32_t frame, const struct kvt_plane_
 		    const void *src, uint64_t *digest);
 int kvt_device_save(struct kvt_store *s, void *dst, uint32_t frame);
 
+/* Several frames between a host tier and the gpu at once. */
+#define KVT_DEVICE_GROUP 64
+struct kvt_device_move {
+	uint32_t frame; /* on the gpu */
+	uint32_t tier, host_frame;
+	uint32_t plane, rows;
+	uint64_t digest; /* of what arrived on the gpu; not set on the way down */
+};
+int kvt_device_move(struct kvt_store *s, struct kvt_device_move *moves, uint32_t n, bool up);
+
 #endif

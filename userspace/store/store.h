@@ -212,6 +212,14 @@ void kvt_store_stats(struct kvt_store *, struct kvt_stats *);
 /* A block of zeros. */
 const uint8_t *kvt_store_zeros(const struct kvt_store *);
 
+/* How blocks move between pinned memory and the gpu, found out at the start; [0] down, [1] up. */
+struct kvt_device_rates {
+	bool kernel[2]; /* by a kernel, else by the copy engine */
+	double bytes_per_s[2]; /* 0: not tried */
+	uint64_t micros;       /* that it took to find out */
+};
+void kvt_store_gpu_rates(const struct kvt_store *, struct kvt_device_rates *);
+
 /* Host and file in words, for stats. */
 void kvt_store_io_info(struct kvt_store *, struct kvt_file_info *info);
 

@@ -10,6 +10,7 @@
 int cmd_run(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
+int bench_gpu(int argc, char **argv); /* kvtier bench gpu */
 int cmd_inspect(int argc, char **argv);
 int cmd_sample(int argc, char **argv);
 int cmd_pools(int argc, char **argv);

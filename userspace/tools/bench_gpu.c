@@ -1,0 +1,488 @@
+// SPDX-License-Identifier: MIT
+/*
+ * kvtier bench gpu: blocks between host and GPU by the copy engine and by a
+ * kernel, rows appended, blocks digested, and weights loaded, each beside what
+ * the link or the memory does in the same run. Times are the device's own
+ * events; small work is captured and replayed, over sets that do not fit the L2.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/err.h"
+#include "codec/codec.h"
+#include "gpu/gpu.h"
+#include "gpu/kernels.h"
+#include "kvtier.h"
+#include "runtime/loader.h"
+#include "tools/tools.h"
+
+#define BYTES (256ull << 20) /* moved at a time */
+#define ROUNDS_MAX 64
+#define SETS 16 /* of small work, each of its own memory */
+
+static const char usage[] =
+	"usage: kvtier bench gpu [--device N] [--rounds N] [--load FILE]\n"
+	"\n"
+	"  --device N     which GPU (default: 0)\n"
+	"  --rounds N     measurements of each, medians are printed (default: 7)\n"
+	"  --load FILE    weights to load into GPU memory, dropped from the page cache before each load\n";
+
+struct gb {
+	struct kvt_gpu *gpu;
+	const struct kvt_gpu_ops *ops;
+	uint32_t rounds;
+	kvt_event from, to;
+	kvt_stream stream;
+	kvt_dptr device, lists; /* BYTES; addresses for kernels */
+	uint8_t *host;		/* BYTES, pinned */
+	kvt_kernel copy, append, extend, digest;
+};
+
+static int by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+static double median(double *v, uint32_t n)
+{
+	qsort(v, n, sizeof(*v), by_value);
+	return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+}
+
+/* Seconds that the device takes for what @work puts on the stream: the median. */
+static int timed(struct gb *g, int (*work)(struct gb *, void *), void *arg, double *seconds)
+{
+	double v[ROUNDS_MAX];
+	float ms;
+	int ret = 0;
+
+	for (uint32_t i = 0; i < g->rounds + 1 && !ret; i++) {
+		ret = g->ops->event_record(g->gpu, g->from, g->stream);
+		if (!ret)
+			ret = work(g, arg);
+		if (!ret)
+			ret = g->ops->event_record(g->gpu, g->to, g->stream);
+		if (!ret)
+			ret = g->ops->event_sync(g->gpu, g->to);
+		if (!ret)
+			ret = g->ops->event_elapsed(g->gpu, g->from, g->to, &ms);
+		if (!ret && i) /* the first warms up */
+			v[i - 1] = ms * 1e-3;
+	}
+	if (!ret)
+		*seconds = median(v, g->rounds);
+	return ret;
+}
+
+struct blocks {
+	uint64_t bytes; /* of each */
+	uint32_t n;
+	bool down, kernel;
+};
+
+static int launch_copy(struct gb *g, const struct blocks *b)
+{
+	struct kvt_copy_args a = { .n = b->n, .bytes = (uint32_t)b->bytes };
+	const struct kvt_dim3 grid = { 16, 1, 1 }, block = { 512, 1, 1 };
+	void *args[] = { &a };
+
+	a.dst = b->down ? g->lists : g->lists + b->n * 8ull;
+	a.src = b->down ? g->lists + b->n * 8ull : g->lists;
+	return g->ops->launch(g->gpu, g->copy, grid, block, 0, g->stream, args, 1);
+}
+
+/* Blocks in a scattered order: the k-th is number k * 977 mod n. */
+static uint64_t place(const struct blocks *b, uint32_t k)
+{
+	return (uint64_t)k * 977 % b->n * b->bytes;
+}
+
+static int copy_blocks(struct gb *g, void *arg)
+{
+	const struct blocks *b = arg;
+	int ret = 0;
+
+	if (b->kernel)
+		return launch_copy(g, b);
+	for (uint32_t k = 0; k < b->n && !ret; k++)
+		ret = b->down ? g->ops->copy_d2h_async(g->gpu, g->host + k * b->bytes, g->device + place(b, k), b->bytes, g->stream) :
+				g->ops->copy_h2d_async(g->gpu, g->device + place(b, k), g->host + k * b->bytes, b->bytes, g->stream);
+	return ret;
+}
+
+/* Host addresses, then the device's, for launch_copy(). */
+static int put_lists(struct gb *g, const struct blocks *b)
+{
+	uint64_t *list = malloc(b->n * 16ull);
+	int ret;
+
+	if (!list)
+		return kvt_fail(-ENOMEM, "no memory for %u addresses", b->n);
+	for (uint32_t k = 0; k < b->n; k++) {
+		list[k] = (uintptr_t)g->host + k * b->bytes;
+		list[b->n + k] = g->device + place(b, k);
+	}
+	ret = g->ops->copy_h2d(g->gpu, g->lists, list, b->n * 16ull);
+	free(list);
+	return ret;
+}
+
+static int bench_copies(struct gb *g)
+{
+	static const uint64_t sizes[] = { BYTES, 2 << 20, 256 << 10, 64 << 10, 16 << 10, 4 << 10 };
+	double s[2][2];
+	int ret;
+
+	printf("%-34s %12s %12s %12s %12s\n", "blocks of, GB/s", "up, engine", "up, kernel", "down, engine", "down, kernel");
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		struct blocks b = { .bytes = sizes[i], .n = (uint32_t)(BYTES / sizes[i]) };
+
+		ret = put_lists(g, &b);
+		for (int down = 0; down < 2 && !ret; down++)
+			for (int kernel = 0; kernel < 2 && !ret; kernel++) {
+				b.down = down;
+				b.kernel = kernel;
+				ret = timed(g, copy_blocks, &b, &s[down][kernel]);
+			}
+		if (ret)
+			return ret;
+		printf("  %-32llu %12.1f %12.1f %12.1f %12.1f\n", (unsigned long long)sizes[i], BYTES / s[0][0] * 1e-9,
+		       BYTES / s[0][1] * 1e-9, BYTES / s[1][0] * 1e-9, BYTES / s[1][1] * 1e-9);
+	}
+	return 0;
+}
+
+static int replay(struct gb *g, void *arg)
+{
+	return g->ops->graph_launch(g->gpu, *(kvt_graph *)arg, g->stream);
+}
+
+/* Seconds for one of the @SETS pieces of work that @work puts on the stream, captured together. */
+static int timed_graph(struct gb *g, int (*work)(struct gb *, void *), void *arg, double *seconds)
+{
+	kvt_graph graph;
+	int ret = g->ops->capture_begin(g->gpu, g->stream), end;
+
+	if (ret)
+		return ret;
+	ret = work(g, arg);
+	end = g->ops->capture_end(g->gpu, g->stream, &graph);
+	if (ret || end)
+		return ret ? ret : end;
+	ret = timed(g, replay, &graph, seconds);
+	g->ops->graph_destroy(g->gpu, graph);
+	*seconds /= SETS;
+	return ret;
+}
+
+#define APPEND_ROWS 512
+#define APPEND_ELEMS (8 * 128)
+#define APPEND_BYTES (APPEND_ROWS * APPEND_ELEMS * 2ull) /* read, and as many written */
+#define BLOCK_ROWS 32
+
+struct rows {
+	kvt_dptr blocks, index, tokens, count; /* arrays: blocks and rows by row; one sequence's tokens and rows */
+	bool extend, plain;
+};
+
+static int append_rows(struct gb *g, void *arg)
+{
+	const struct rows *r = arg;
+	const struct kvt_dim3 grid = { APPEND_ROWS / 8, 1, 1 }, block = { 256, 1, 1 };
+	int ret = 0;
+
+	for (uint32_t i = 0; i < SETS && !ret; i++) {
+		kvt_dptr src = g->device + i * 2 * APPEND_BYTES, dst = src + APPEND_BYTES;
+		struct kvt_append_args a = { .src = src, .src_stride = APPEND_ELEMS * 2,
+					     .blocks = r->blocks + i * APPEND_ROWS * 8ull, .rows = r->index,
+					     .n = APPEND_ROWS, .elements = APPEND_ELEMS, .src_type = KVT_BF16, .dst_type = KVT_F16 };
+		struct kvt_extend_args e = { .src = src, .src_stride = APPEND_ELEMS * 2,
+					     .blocks = r->blocks + (SETS * APPEND_ROWS + i * (APPEND_ROWS / BLOCK_ROWS)) * 8ull,
+					     .sums = r->blocks + (SETS * APPEND_ROWS + SETS * (APPEND_ROWS / BLOCK_ROWS)) * 8ull,
+					     .tokens = r->tokens, .rows = r->count, .n_seqs = 1,
+					     .table_stride = APPEND_ROWS / BLOCK_ROWS, .block_rows = BLOCK_ROWS,
+					     .elements = APPEND_ELEMS, .src_type = KVT_BF16, .dst_type = KVT_F16 };
+		void *args[] = { r->extend ? (void *)&e : (void *)&a };
+
+		if (r->plain)
+			ret = g->ops->copy_d2d_async(g->gpu, dst, src, APPEND_BYTES, g->stream);
+		else
+			ret = g->ops->launch(g->gpu, r->extend ? g->extend : g->append, grid, block, 0, g->stream, args, 1);
+	}
+	return ret;
+}
+
+static int bench_append(struct gb *g)
+{
+	enum { BY_ROW = SETS * APPEND_ROWS, BY_BLOCK = SETS * (APPEND_ROWS / BLOCK_ROWS) };
+	static uint64_t lists[BY_ROW + 2 * BY_BLOCK];
+	static uint32_t index[APPEND_ROWS];
+	const uint32_t tokens[2] = { 0, APPEND_ROWS }, count = APPEND_ROWS;
+	struct rows r = { .blocks = g->lists, .index = g->lists + sizeof(lists) };
+	double s[3];
+	int ret;
+
+	for (uint32_t i = 0; i < SETS; i++) {
+		kvt_dptr dst = g->device + i * 2 * APPEND_BYTES + APPEND_BYTES;
+
+		for (uint32_t k = 0; k < APPEND_ROWS; k++)
+			lists[i * APPEND_ROWS + k] = dst + k / BLOCK_ROWS * (BLOCK_ROWS * APPEND_ELEMS * 2ull);
+		for (uint32_t k = 0; k < APPEND_ROWS / BLOCK_ROWS; k++)
+			lists[BY_ROW + i * (APPEND_ROWS / BLOCK_ROWS) + k] = dst + k * (BLOCK_ROWS * APPEND_ELEMS * 2ull);
+	}
+	for (uint32_t k = 0; k < APPEND_ROWS; k++)
+		index[k] = k % BLOCK_ROWS;
+	r.tokens = r.index + sizeof(index);
+	r.count = r.tokens + sizeof(tokens);
+	ret = g->ops->copy_h2d(g->gpu, r.blocks, lists, sizeof(lists));
+	if (!ret)
+		ret = g->ops->copy_h2d(g->gpu, r.index, index, sizeof(index));
+	if (!ret)
+		ret = g->ops->copy_h2d(g->gpu, r.tokens, tokens, sizeof(tokens));
+	if (!ret)
+		ret = g->ops->copy_h2d(g->gpu, r.count, &count, sizeof(count));
+	for (int i = 0; i < 3 && !ret; i++) {
+		r.plain = i == 0;
+		r.extend = i == 2;
+		ret = timed_graph(g, append_rows, &r, &s[i]);
+	}
+	if (ret)
+		return ret;
+	printf("append 512 rows x 8 x 128, bf16 to f16, captured; bytes read and written:\n");
+	printf("  %-32s %12.1f GB/s  %8.2f us\n", "device copy of as much", 2 * APPEND_BYTES / s[0] * 1e-9, s[0] * 1e6);
+	printf("  %-32s %12.1f GB/s  %8.2f us  %5.1f%% of it\n", "append (rows by index)", 2 * APPEND_BYTES / s[1] * 1e-9,
+	       s[1] * 1e6, 100 * s[0] / s[1]);
+	printf("  %-32s %12.1f GB/s  %8.2f us  %5.1f%% of it\n", "extend (tables, with digest)", 2 * APPEND_BYTES / s[2] * 1e-9,
+	       s[2] * 1e6, 100 * s[0] / s[2]);
+	return 0;
+}
+
+static int digest_blocks(struct gb *g, void *arg)
+{
+	const struct kvt_dim3 grid = { g->gpu->processors ? 4 * g->gpu->processors : 8, 1, 1 }, block = { 256, 1, 1 };
+	struct kvt_digest_args *a = arg;
+	void *args[] = { a };
+
+	return g->ops->launch(g->gpu, g->digest, grid, block, 0, g->stream, args, 1);
+}
+
+static int copy_half(struct gb *g, void *arg)
+{
+	(void)arg;
+	return g->ops->copy_d2d_async(g->gpu, g->device + BYTES / 2, g->device, BYTES / 2, g->stream);
+}
+
+static int bench_digest(struct gb *g)
+{
+	enum { N = BYTES / (64 << 10) };
+	static uint64_t lists[N];
+	static uint32_t rows[N];
+	struct kvt_digest_args a = { .blocks = g->lists, .rows = g->lists + sizeof(lists),
+				     .out = g->lists + sizeof(lists) + sizeof(rows), .n = N, .row_bytes = 2048 };
+	double s, d;
+	int ret;
+
+	for (uint32_t i = 0; i < N; i++) {
+		lists[i] = g->device + i * (64ull << 10);
+		rows[i] = 32;
+	}
+	ret = g->ops->copy_h2d(g->gpu, a.blocks, lists, sizeof(lists));
+	if (!ret)
+		ret = g->ops->copy_h2d(g->gpu, a.rows, rows, sizeof(rows));
+	if (!ret)
+		ret = timed(g, digest_blocks, &a, &s);
+	if (!ret)
+		ret = timed(g, copy_half, NULL, &d);
+	if (ret)
+		return ret;
+	printf("%-34s %12.1f GB/s\n", "device copy, read and written", BYTES / d * 1e-9);
+	printf("%-34s %12.1f GB/s\n", "digest of 64 KiB blocks", BYTES / s * 1e-9);
+	return 0;
+}
+
+/* ---- weights ---- */
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void drop_cache(const char *path)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		return;
+	fsync(fd); /* dirty pages are not dropped */
+	posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	close(fd);
+}
+
+/* The whole file mapped and copied as it is. */
+static int load_mapped(struct gb *g, const char *path, kvt_dptr to, uint64_t *bytes)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC), ret;
+	struct stat st;
+	void *p;
+
+	if (fd < 0 || fstat(fd, &st)) {
+		ret = kvt_fail(-errno, "%s: %s", path, strerror(errno));
+		goto out;
+	}
+	*bytes = (uint64_t)st.st_size;
+	p = mmap(NULL, *bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+	if (p == MAP_FAILED) {
+		ret = kvt_fail(-errno, "mmap %s: %s", path, strerror(errno));
+		goto out;
+	}
+	ret = g->ops->copy_h2d(g->gpu, to, p, *bytes);
+	munmap(p, *bytes);
+out:
+	if (fd >= 0)
+		close(fd);
+	return ret;
+}
+
+static int bench_load(struct gb *g, const char *path)
+{
+	struct kvt_load_params p = { .gpu = g->gpu, .piece_bytes = 8 << 20, .depth = 8 };
+	double fast[3], slow[3], t;
+	struct kvt_load_item *items;
+	struct kvt_load_report report = { 0 };
+	struct kvt_weights *w;
+	uint64_t at = 0, mapped = 0;
+	kvt_dptr to = 0;
+	int ret = kvt_weights_open(path, &w);
+
+	if (ret)
+		return ret;
+	items = calloc(w->n_tensors, sizeof(*items));
+	ret = items ? g->ops->alloc(g->gpu, w->bytes + (16 << 20) + 256ull * w->n_tensors, &to) : -ENOMEM;
+	for (uint32_t i = 0; i < w->n_tensors && !ret; i++) {
+		items[i] = (struct kvt_load_item){ .tensor = &w->tensors[i], .device = to + at };
+		at += (w->tensors[i].bytes + 255) / 256 * 256;
+	}
+	for (int i = 0; i < 3 && !ret; i++) {
+		drop_cache(path);
+		t = now();
+		ret = kvt_load(w, items, w->n_tensors, &p, &report);
+		fast[i] = now() - t;
+		drop_cache(path);
+		t = now();
+		if (!ret)
+			ret = load_mapped(g, path, to, &mapped);
+		slow[i] = now() - t;
+	}
+	if (!ret) {
+		t = median(slow, 3);
+		printf("%-34s %12.2f GB/s  %.2f s, staging %s, %s\n", "load into the GPU, cold", (double)report.bytes / median(fast, 3) * 1e-9,
+		       median(fast, 3), report.pinned ? "pinned" : "not pinned", report.io);
+		printf("%-34s %12.2f GB/s  %.2f s, %.2f times as long\n", "mmap and copy, cold", (double)mapped / t * 1e-9, t,
+		       t / median(fast, 3));
+	}
+	g->ops->free(g->gpu, to);
+	free(items);
+	kvt_weights_close(w);
+	return ret;
+}
+
+static int prepare(struct gb *g)
+{
+	const struct kvt_gpu_ops *o = g->ops;
+	void *host = NULL;
+	int ret = o->stream_create(g->gpu, &g->stream);
+
+	if (!ret)
+		ret = o->event_create(g->gpu, &g->from);
+	if (!ret)
+		ret = o->event_create(g->gpu, &g->to);
+	if (!ret)
+		ret = o->alloc(g->gpu, BYTES, &g->device);
+	if (!ret)
+		ret = o->alloc(g->gpu, 4 << 20, &g->lists);
+	if (!ret)
+		ret = o->host_alloc(g->gpu, BYTES, &host);
+	if (!ret)
+		ret = o->kernel(g->gpu, "block", "copy", &g->copy);
+	if (!ret)
+		ret = o->kernel(g->gpu, "block", "append", &g->append);
+	if (!ret)
+		ret = o->kernel(g->gpu, "block", "extend", &g->extend);
+	if (!ret)
+		ret = o->kernel(g->gpu, "block", "digest", &g->digest);
+	if (ret)
+		return ret;
+	g->host = host;
+	for (uint64_t i = 0, z = 1; i < BYTES / 8; i++) { /* not zeros: they can be faster than real bytes */
+		z = z * 6364136223846793005ull + 1442695040888963407ull;
+		((uint64_t *)host)[i] = z;
+	}
+	return o->copy_h2d(g->gpu, g->device, host, BYTES);
+}
+
+int bench_gpu(int argc, char **argv)
+{
+	static const struct option options[] = {
+		{ "device", 1, NULL, 'd' }, { "rounds", 1, NULL, 'r' }, { "load", 1, NULL, 'l' }, { "help", 0, NULL, 'h' }, { 0 },
+	};
+	struct gb g = { .rounds = 7 };
+	const char *weights = NULL;
+	uint64_t n, device = 0;
+	int opt, ret = 0;
+
+	while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+		switch (opt) {
+		case 'd':
+			ret = tool_number("--device", optarg, 0, 1023, &device);
+			break;
+		case 'r':
+			ret = tool_number("--rounds", optarg, 1, ROUNDS_MAX, &n);
+			g.rounds = (uint32_t)n;
+			break;
+		case 'l':
+			weights = optarg;
+			break;
+		case 'h':
+			fputs(usage, stdout);
+			return 0;
+		default:
+			fputs(usage, stderr);
+			return 2;
+		}
+		if (ret)
+			return tool_usage_error("bench", "%s", kvt_last_error());
+	}
+	if (optind < argc)
+		return tool_usage_error("bench", "gpu takes no '%s'", argv[optind]);
+	ret = kvt_gpu_cuda_open((uint32_t)device, &g.gpu);
+	if (ret)
+		return tool_failed("bench");
+	g.ops = g.gpu->ops;
+	printf("kvtier %s, %s; medians of %u\n", kvt_version(), g.gpu->description, g.rounds);
+	ret = prepare(&g);
+	if (!ret)
+		ret = bench_copies(&g);
+	if (!ret)
+		ret = bench_append(&g);
+	if (!ret)
+		ret = bench_digest(&g);
+	if (!ret && weights)
+		ret = bench_load(&g, weights);
+	if (ret)
+		tool_failed("bench");
+	g.ops->close(g.gpu); /* and all that it gave out */
+	return ret ? 1 : 0;
+}
