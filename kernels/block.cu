@@ -155,7 +155,7 @@ convert(typename element<SRC>::type v)
 		return element<DST>::narrow(element<SRC>::widen(v));
 }
 
-/* By a warp. Elements lie at multiples of their size, in rows and in blocks. */
+/* By a warp, four loads of eight elements in flight in each thread. Elements lie at multiples of their size. */
 template <int SRC, int DST> static __device__ void encode_row(uint64_t d, uint64_t s, uint32_t elements)
 {
 	typedef typename element<SRC>::type src_t;
@@ -166,15 +166,26 @@ template <int SRC, int DST> static __device__ void encode_row(uint64_t d, uint64
 	uint32_t done = 0;
 
 	if ((s | d) % 16 == 0) {
-		done = elements / 8 * 8;
-		for (uint32_t e = lane; e < done / 8; e += 32) {
-			const src8 in = at<const src8>(s)[e];
-			dst8 out;
+		const uint32_t n = elements / 8;
+
+		done = n * 8;
+		for (uint32_t e = lane; e < n; e += 128) {
+			src8 in[4];
 
 #pragma unroll
-			for (int k = 0; k < 8; k++)
-				out.v[k] = convert<SRC, DST>(in.v[k]);
-			at<dst8>(d)[e] = out;
+			for (int u = 0; u < 4; u++)
+				if (e + 32 * u < n)
+					in[u] = at<const src8>(s)[e + 32 * u];
+#pragma unroll
+			for (int u = 0; u < 4; u++) {
+				dst8 out;
+
+#pragma unroll
+				for (int k = 0; k < 8; k++)
+					out.v[k] = convert<SRC, DST>(in[u].v[k]);
+				if (e + 32 * u < n)
+					at<dst8>(d)[e + 32 * u] = out;
+			}
 		}
 	}
 	for (uint32_t e = done + lane; e < elements; e += 32)

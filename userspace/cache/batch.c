@@ -25,7 +25,7 @@
 #include "gpu/attend.h"
 #include "gpu/kernels.h"
 
-#define WARPS 8 /* of a thread block that appends */
+#define WARPS 4 /* of a thread block that appends: more thread blocks, so more multiprocessors */
 
 /* Table entries [first, end) of a plane are open, those before are pinned. They may reach behind the sequence's end. */
 struct open_range {

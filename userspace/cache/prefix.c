@@ -335,6 +335,9 @@ int64_t kvt_prefix_attach(struct kvt_cache *c, const struct kvt_prefix_match *ma
 		return -EINVAL;
 	if (!seq || seq->cache != c || seq->len)
 		return kvt_fail(-EINVAL, "attach: an empty sequence of this cache is needed");
+	good = kvt_seq_idle(seq);
+	if (good)
+		return good;
 	if (tokens > match->tokens)
 		tokens = match->tokens;
 	if (tokens > c->max_tokens)
@@ -466,7 +469,9 @@ int64_t kvt_prefix_insert(struct kvt_cache *c, const struct kvt_prefix_root *roo
 	if (!seq || seq->cache != c || tokens > seq->len)
 		return kvt_fail(-EINVAL, "prefix insert: %u tokens of a sequence of %u, which must be this cache's", tokens,
 				seq ? seq->len : 0);
-	ret = check_written(c, seq, tokens);
+	ret = kvt_seq_idle(seq);
+	if (!ret)
+		ret = check_written(c, seq, tokens);
 	if (ret)
 		return ret;
 	chunk = p->plan.chunk;

@@ -701,6 +701,9 @@ static void move_together(struct kvt_store *s, const uint32_t *blocks, uint32_t 
 
 		if (!b || !at_rest_elsewhere(b, tier) || (!up && b->tier != KVT_TIER_GPU))
 			continue;
+		kvt_store_grasp(s, blocks[i]);
+		if (b->frame == NONE)
+			continue;
 		from = b->frame;
 		b->state = B_MOVING;
 		s->policy_ops->busy(s->policy, blocks[i]);
@@ -717,7 +720,11 @@ static void move_together(struct kvt_store *s, const uint32_t *blocks, uint32_t 
 	}
 	if (count) {
 		pthread_mutex_unlock(&s->lock);
-		ret = kvt_device_move(s, moves, count, up);
+		ret = 0;
+		for (uint32_t k = 0; k < count && !ret && !up; k++)
+			ret = kvt_store_ready(s, tier, moves[k].host_frame);
+		if (!ret)
+			ret = kvt_device_move(s, moves, count, up);
 		for (uint32_t k = 0; k < count && !ret && !up; k++)
 			moves[k].digest = kvt_rows_digest(0, moves[k].rows, kvt_store_host_frame(s, tier, moves[k].host_frame),
 							  s->planes[moves[k].plane].row_bytes);

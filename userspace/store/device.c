@@ -166,7 +166,7 @@ static int calibrate(struct kvt_store *s, uint32_t frames)
 		d->piece.blocks[i] = frame_at(d, i);
 		d->piece.src[i] = (uintptr_t)kvt_store_host_frame(s, KVT_TIER_PINNED, i);
 	}
-	for (int up = 0; up < 2; up++) {
+	for (int up = 1; up >= 0; up--) { /* what comes down has gone up */
 		for (int kernel = 0; kernel < 2 && !ret; kernel++)
 			ret = time_move(d, n, up, kernel, &t[kernel]);
 		if (ret)

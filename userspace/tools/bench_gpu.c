@@ -26,14 +26,14 @@
 
 #define BYTES (256ull << 20) /* moved at a time */
 #define ROUNDS_MAX 64
-#define SETS 16 /* of small work, each of its own memory */
+#define SETS 64 /* of small work, each of its own memory */
 
 static const char usage[] =
 	"usage: kvtier bench gpu [--device N] [--rounds N] [--load FILE]\n"
 	"\n"
 	"  --device N     which GPU (default: 0)\n"
 	"  --rounds N     measurements of each, medians are printed (default: 7)\n"
-	"  --load FILE    weights to load into GPU memory, dropped from the page cache before each load\n";
+	"  --load FILE    weights to load into GPU memory: dropped from the page cache before each load, and cached\n";
 
 struct gb {
 	struct kvt_gpu *gpu;
@@ -45,6 +45,14 @@ struct gb {
 	uint8_t *host;		/* BYTES, pinned */
 	kvt_kernel copy, append, extend, digest;
 };
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
 
 static int by_value(const void *a, const void *b)
 {
@@ -90,6 +98,61 @@ struct blocks {
 	bool down, kernel;
 };
 
+/* A sequence's blocks to the gpu tier and back, as a cache moves them: copied, digested, compared, published. */
+static int bench_moves(struct gb *g)
+{
+	struct kvt_plane_params plane = KVT_INIT(plane);
+	struct kvt_cache_params p = KVT_INIT(p);
+	double up[ROUNDS_MAX], down[ROUNDS_MAX], t;
+	static uint16_t rows[256][1024];
+	struct kvt_rows src = { .data = rows, .type = KVT_F16 };
+	struct kvt_stats st = KVT_INIT(st);
+	struct kvt_cache *cache;
+	struct kvt_seq *seq;
+	const uint32_t tokens = BYTES / sizeof(rows[0]);
+	int64_t moved = 0;
+	int ret;
+
+	plane.codec = KVT_F16;
+	plane.heads = 8;
+	plane.head_dim = 128;
+	p.planes = &plane;
+	p.n_planes = 1;
+	p.gpu_bytes = p.pinned_bytes = BYTES + (8 << 20);
+	p.ram_bytes = 64 << 20;
+	p.max_tokens = tokens;
+	p.max_seqs = 1;
+	p.backend = KVT_BACKEND_CUDA;
+	p.gpu_device = g->gpu->device;
+	p.threads = 1;
+	ret = kvt_cache_create(&p, &cache);
+	if (ret)
+		return ret;
+	for (uint32_t i = 0; i < sizeof(rows) / 2; i++)
+		rows[i / 1024][i % 1024] = (uint16_t)(i * 40503u & 0x7bff); /* finite */
+	ret = kvt_seq_create(cache, &seq);
+	if (!ret)
+		ret = kvt_seq_append(seq, NULL, tokens);
+	for (uint32_t i = 0; i < tokens && !ret; i += 256)
+		ret = kvt_seq_write(seq, 0, i, 256, &src);
+	for (uint32_t i = 0; i < g->rounds && !ret && moved >= 0; i++) {
+		t = now();
+		moved = kvt_seq_move(seq, KVT_TIER_PINNED);
+		down[i] = now() - t;
+		t = now();
+		if (moved >= 0)
+			moved = kvt_seq_move(seq, KVT_TIER_GPU);
+		up[i] = now() - t;
+	}
+	kvt_cache_stats(cache, &st);
+	kvt_cache_destroy(cache);
+	if (ret || moved < 0)
+		return ret ? ret : (int)moved;
+	printf("%-34s %12.1f up, %.1f down; %llu blocks of %llu\n", "a sequence's moves, GB/s", BYTES / median(up, g->rounds) * 1e-9,
+	       BYTES / median(down, g->rounds) * 1e-9, (unsigned long long)moved, (unsigned long long)st.blocks);
+	return 0;
+}
+
 static int launch_copy(struct gb *g, const struct blocks *b)
 {
 	struct kvt_copy_args a = { .n = b->n, .bytes = (uint32_t)b->bytes };
@@ -114,9 +177,13 @@ static int copy_blocks(struct gb *g, void *arg)
 
 	if (b->kernel)
 		return launch_copy(g, b);
-	for (uint32_t k = 0; k < b->n && !ret; k++)
-		ret = b->down ? g->ops->copy_d2h_async(g->gpu, g->host + k * b->bytes, g->device + place(b, k), b->bytes, g->stream) :
-				g->ops->copy_h2d_async(g->gpu, g->device + place(b, k), g->host + k * b->bytes, b->bytes, g->stream);
+	for (uint32_t k = 0; k < b->n && !ret; k++) {
+		kvt_dptr on_device = g->device + place(b, k);
+		uint8_t *on_host = g->host + k * b->bytes;
+
+		ret = b->down ? g->ops->copy_d2h_async(g->gpu, on_host, on_device, b->bytes, g->stream) :
+				g->ops->copy_h2d_async(g->gpu, on_device, on_host, b->bytes, g->stream);
+	}
 	return ret;
 }
 
@@ -139,7 +206,7 @@ static int put_lists(struct gb *g, const struct blocks *b)
 
 static int bench_copies(struct gb *g)
 {
-	static const uint64_t sizes[] = { BYTES, 2 << 20, 256 << 10, 64 << 10, 16 << 10, 4 << 10 };
+	static const uint64_t sizes[] = { BYTES / 4, 2 << 20, 256 << 10, 64 << 10, 16 << 10, 4 << 10 };
 	double s[2][2];
 	int ret;
 
@@ -198,7 +265,7 @@ struct rows {
 static int append_rows(struct gb *g, void *arg)
 {
 	const struct rows *r = arg;
-	const struct kvt_dim3 grid = { APPEND_ROWS / 8, 1, 1 }, block = { 256, 1, 1 };
+	const struct kvt_dim3 grid = { APPEND_ROWS / 4, 1, 1 }, block = { 128, 1, 1 };
 	int ret = 0;
 
 	for (uint32_t i = 0; i < SETS && !ret; i++) {
@@ -312,14 +379,6 @@ static int bench_digest(struct gb *g)
 
 /* ---- weights ---- */
 
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 static void drop_cache(const char *path)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -356,7 +415,8 @@ out:
 	return ret;
 }
 
-static int bench_load(struct gb *g, const char *path)
+/* @cold: the file is dropped from the page cache before each load; else it is there. */
+static int bench_load(struct gb *g, const char *path, bool cold)
 {
 	struct kvt_load_params p = { .gpu = g->gpu, .piece_bytes = 8 << 20, .depth = 8 };
 	double fast[3], slow[3], t;
@@ -376,11 +436,13 @@ static int bench_load(struct gb *g, const char *path)
 		at += (w->tensors[i].bytes + 255) / 256 * 256;
 	}
 	for (int i = 0; i < 3 && !ret; i++) {
-		drop_cache(path);
+		if (cold)
+			drop_cache(path);
 		t = now();
 		ret = kvt_load(w, items, w->n_tensors, &p, &report);
 		fast[i] = now() - t;
-		drop_cache(path);
+		if (cold)
+			drop_cache(path);
 		t = now();
 		if (!ret)
 			ret = load_mapped(g, path, to, &mapped);
@@ -388,10 +450,11 @@ static int bench_load(struct gb *g, const char *path)
 	}
 	if (!ret) {
 		t = median(slow, 3);
-		printf("%-34s %12.2f GB/s  %.2f s, staging %s, %s\n", "load into the GPU, cold", (double)report.bytes / median(fast, 3) * 1e-9,
+		printf("%-34s %12.2f GB/s  %.2f s, staging %s, %s\n",
+		       cold ? "load into the GPU, cold" : "load into the GPU, cached", (double)report.bytes / median(fast, 3) * 1e-9,
 		       median(fast, 3), report.pinned ? "pinned" : "not pinned", report.io);
-		printf("%-34s %12.2f GB/s  %.2f s, %.2f times as long\n", "mmap and copy, cold", (double)mapped / t * 1e-9, t,
-		       t / median(fast, 3));
+		printf("%-34s %12.2f GB/s  %.2f s, %.2f times as long\n",
+		       cold ? "mmap and copy, cold" : "mmap and copy, cached", (double)mapped / t * 1e-9, t, t / median(fast, 3));
 	}
 	g->ops->free(g->gpu, to);
 	free(items);
@@ -476,11 +539,15 @@ int bench_gpu(int argc, char **argv)
 	if (!ret)
 		ret = bench_copies(&g);
 	if (!ret)
+		ret = bench_moves(&g);
+	if (!ret)
 		ret = bench_append(&g);
 	if (!ret)
 		ret = bench_digest(&g);
 	if (!ret && weights)
-		ret = bench_load(&g, weights);
+		ret = bench_load(&g, weights, true);
+	if (!ret && weights) /* the last mapping has left it in the page cache */
+		ret = bench_load(&g, weights, false);
 	if (ret)
 		tool_failed("bench");
 	g.ops->close(g.gpu); /* and all that it gave out */
