@@ -69,9 +69,12 @@ int kvt_store_pin(struct kvt_store *s, const uint32_t *blocks, uint32_t n, uint6
 void kvt_store_unpin(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
 {
 	pthread_mutex_lock(&s->lock);
-	for (uint32_t i = 0; i < n; i++)
-		if (blocks[i] != KVT_NO_BLOCK)
-			unpin(s, blocks[i]);
+	for (uint32_t i = 0; i < n; i++) {
+		if (blocks[i] == KVT_NO_BLOCK)
+			continue;
+		s->policy_ops->touch(s->policy, blocks[i], KVT_USE_READ);
+		unpin(s, blocks[i]);
+	}
 	pthread_mutex_unlock(&s->lock);
 }
 
@@ -115,6 +118,8 @@ int kvt_store_open(struct kvt_store *s, uint32_t block, kvt_stream stream, uint6
 		}
 	} else {
 		kvt_store_hold(s, block);
+		s->policy_ops->touch(s->policy, block, KVT_USE_WRITE);
+		s->policy_ops->turn(s->policy);
 		ret = new_frame(s, block, stream);
 		if (ret)
 			kvt_store_unhold(s, block);
