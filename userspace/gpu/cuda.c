@@ -11,8 +11,9 @@
  * c->lock guards the tables and the ranges; it is not held over driver calls
  * that wait.
  */
+#include "gpu/cuda.h"
+
 #include <errno.h>
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -20,53 +21,17 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "gpu/driver.h"
 #include "gpu/fatbin.h"
-#include "gpu/gpu.h"
-#include "gpu/op.h"
-#include "gpu/ranges.h"
-
-struct stream {
-	kvt_cu_handle cu;
-	bool capturing;
-};
-
-struct event {
-	kvt_cu_handle cu;
-	bool recorded; /* at least once outside a capture, or by a graph that ran */
-	kvt_stream capture; /* recorded last in a capture of this stream, */
-	kvt_graph graph;    /* or of this graph, which has not run since */
-};
-
-struct cuda {
-	struct kvt_gpu gpu;
-	const struct kvt_cu *cu;
-	int device;
-	kvt_cu_handle context, module;
-	kvt_cu_handle *functions; /* [twins], NULL until asked for */
-	uint32_t n_functions;
-	struct stream stream0;
-	_Atomic kvt_cu_result lost; /* why every call fails */
-
-	pthread_mutex_t lock;
-	struct kvt_ranges ranges;
-	struct kvt_table streams, events, graphs; /* graphs: CUgraphExec */
-};
-
-static struct cuda *cuda_of(struct kvt_gpu *gpu)
-{
-	return (struct cuda *)gpu; /* its first member */
-}
 
 /* ---- a call: the context made current, and what went wrong ---- */
 
-static int is_lost(struct cuda *c)
+int kvt_cuda_is_lost(struct cuda *c)
 {
 	return kvt_fail(-ENODEV, "CUDA device %d is lost since %s: its memory is gone; see dmesg for Xid, and open it again",
 			c->device, kvt_cu_error_name(c->cu, atomic_load(&c->lost)));
 }
 
-__attribute__((format(printf, 3, 4))) static int check(struct cuda *c, kvt_cu_result result, const char *fmt, ...)
+__attribute__((format(printf, 3, 4))) int kvt_cuda_check(struct cuda *c, kvt_cu_result result, const char *fmt, ...)
 {
 	int err = kvt_cu_errno(result);
 	char what[160];
@@ -85,24 +50,24 @@ __attribute__((format(printf, 3, 4))) static int check(struct cuda *c, kvt_cu_re
 	return kvt_fail(err, "CUDA device %d: %s: %s", c->device, what, kvt_cu_error_name(c->cu, result));
 }
 
-/* Returns 0 with the context current; leave() then. */
-static int enter(struct cuda *c, bool *pushed)
+/* Returns 0 with the context current; kvt_cuda_leave() then. */
+int kvt_cuda_enter(struct cuda *c, bool *pushed)
 {
 	kvt_cu_handle current = NULL;
 	kvt_cu_result result;
 
 	*pushed = false;
 	if (atomic_load(&c->lost))
-		return is_lost(c);
+		return kvt_cuda_is_lost(c);
 	result = c->cu->CtxGetCurrent(&current);
 	if (!result && current != c->context) {
 		result = c->cu->CtxPushCurrent(c->context);
 		*pushed = !result;
 	}
-	return check(c, result, "making the context current");
+	return kvt_cuda_check(c, result, "making the context current");
 }
 
-static void leave(struct cuda *c, bool pushed)
+void kvt_cuda_leave(struct cuda *c, bool pushed)
 {
 	kvt_cu_handle popped;
 
@@ -152,22 +117,22 @@ static int cuda_alloc(struct kvt_gpu *gpu, uint64_t bytes, kvt_dptr *p)
 
 	if (!bytes)
 		return kvt_fail(-EINVAL, "0 bytes of device memory asked for");
-	err = enter(c, &pushed);
+	err = kvt_cuda_enter(c, &pushed);
 	if (err)
 		return err;
-	err = check(c, c->cu->MemGetInfo(&free_bytes, &total), "memory info");
+	err = kvt_cuda_check(c, c->cu->MemGetInfo(&free_bytes, &total), "memory info");
 	if (!err && bytes > total)
 		err = kvt_fail(-ENOMEM, "%llu bytes of device memory asked for, CUDA device %d has %zu",
 			       (unsigned long long)bytes, c->device, total);
 	if (!err)
-		err = check(c, c->cu->MemAlloc(p, bytes), "%llu bytes of device memory asked for, %zu of %zu are free",
+		err = kvt_cuda_check(c, c->cu->MemAlloc(p, bytes), "%llu bytes of device memory asked for, %zu of %zu are free",
 			    (unsigned long long)bytes, free_bytes, total);
 	if (!err) {
 		err = note(c, KVT_RANGE_DEVICE, *p, bytes);
 		if (err)
 			c->cu->MemFree(*p);
 	}
-	leave(c, pushed);
+	kvt_cuda_leave(c, pushed);
 	return err;
 }
 
@@ -181,9 +146,9 @@ static void cuda_free(struct kvt_gpu *gpu, kvt_dptr p)
 	if (!forget(c, KVT_RANGE_DEVICE, p))
 		kvt_log(KVT_LOG_ERROR, "cuda backend: free of %#llx, which is no device memory of this backend",
 			(unsigned long long)p);
-	else if (!enter(c, &pushed)) {
-		check(c, c->cu->MemFree(p), "free");
-		leave(c, pushed);
+	else if (!kvt_cuda_enter(c, &pushed)) {
+		kvt_cuda_check(c, c->cu->MemFree(p), "free");
+		kvt_cuda_leave(c, pushed);
 	}
 }
 
@@ -192,12 +157,12 @@ static int cuda_mem_info(struct kvt_gpu *gpu, uint64_t *free_bytes, uint64_t *to
 	struct cuda *c = cuda_of(gpu);
 	size_t free = 0, total = 0;
 	bool pushed;
-	int err = enter(c, &pushed);
+	int err = kvt_cuda_enter(c, &pushed);
 
 	if (err)
 		return err;
-	err = check(c, c->cu->MemGetInfo(&free, &total), "memory info");
-	leave(c, pushed);
+	err = kvt_cuda_check(c, c->cu->MemGetInfo(&free, &total), "memory info");
+	kvt_cuda_leave(c, pushed);
 	*free_bytes = free;
 	*total_bytes = total;
 	return err;
@@ -211,17 +176,17 @@ static int cuda_host_alloc(struct kvt_gpu *gpu, uint64_t bytes, void **p)
 
 	if (!bytes)
 		return kvt_fail(-EINVAL, "0 bytes of pinned host memory asked for");
-	err = enter(c, &pushed);
+	err = kvt_cuda_enter(c, &pushed);
 	if (err)
 		return err;
-	err = check(c, c->cu->MemHostAlloc(p, bytes, KVT_CU_HOST_PORTABLE | KVT_CU_HOST_DEVICEMAP),
+	err = kvt_cuda_check(c, c->cu->MemHostAlloc(p, bytes, KVT_CU_HOST_PORTABLE | KVT_CU_HOST_DEVICEMAP),
 		    "%llu bytes of pinned host memory", (unsigned long long)bytes);
 	if (!err) {
 		err = note(c, KVT_RANGE_HOST, (uintptr_t)*p, bytes);
 		if (err)
 			c->cu->MemFreeHost(*p);
 	}
-	leave(c, pushed);
+	kvt_cuda_leave(c, pushed);
 	return err;
 }
 
@@ -234,9 +199,9 @@ static void cuda_host_free(struct kvt_gpu *gpu, void *p)
 		return;
 	if (!forget(c, KVT_RANGE_HOST, (uintptr_t)p))
 		kvt_log(KVT_LOG_ERROR, "cuda backend: host_free of %p, which is no pinned memory of this backend", p);
-	else if (!enter(c, &pushed)) {
-		check(c, c->cu->MemFreeHost(p), "host_free");
-		leave(c, pushed);
+	else if (!kvt_cuda_enter(c, &pushed)) {
+		kvt_cuda_check(c, c->cu->MemFreeHost(p), "host_free");
+		kvt_cuda_leave(c, pushed);
 	}
 }
 
@@ -251,11 +216,11 @@ static int cuda_host_register(struct kvt_gpu *gpu, void *p, uint64_t bytes)
 	pthread_mutex_unlock(&c->lock);
 	if (err)
 		return err;
-	err = enter(c, &pushed);
+	err = kvt_cuda_enter(c, &pushed);
 	if (!err) {
-		err = check(c, c->cu->MemHostRegister(p, bytes, KVT_CU_HOST_PORTABLE | KVT_CU_HOST_DEVICEMAP),
+		err = kvt_cuda_check(c, c->cu->MemHostRegister(p, bytes, KVT_CU_HOST_PORTABLE | KVT_CU_HOST_DEVICEMAP),
 			    "registering %llu bytes at %p", (unsigned long long)bytes, p);
-		leave(c, pushed);
+		kvt_cuda_leave(c, pushed);
 	}
 	if (err)
 		forget(c, KVT_RANGE_REGISTERED, (uintptr_t)p);
@@ -270,18 +235,18 @@ static int cuda_host_unregister(struct kvt_gpu *gpu, void *p)
 
 	if (!forget(c, KVT_RANGE_REGISTERED, (uintptr_t)p))
 		return kvt_fail(-EINVAL, "host_unregister: nothing was registered at %p", p);
-	err = enter(c, &pushed);
+	err = kvt_cuda_enter(c, &pushed);
 	if (err)
 		return err;
-	err = check(c, c->cu->MemHostUnregister(p), "host_unregister");
-	leave(c, pushed);
+	err = kvt_cuda_check(c, c->cu->MemHostUnregister(p), "host_unregister");
+	kvt_cuda_leave(c, pushed);
 	return err;
 }
 
 /* ---- streams ---- */
 
 /* With the lock held. */
-static struct stream *stream_of(struct cuda *c, kvt_stream handle)
+struct stream *kvt_cuda_stream_of(struct cuda *c, kvt_stream handle)
 {
 	struct stream *s = handle ? kvt_table_get(&c->streams, handle) : &c->stream0;
 
@@ -290,17 +255,17 @@ static struct stream *stream_of(struct cuda *c, kvt_stream handle)
 	return s;
 }
 
-/* The driver's handle, with the context made current: leave() then. */
-static int begin(struct cuda *c, kvt_stream handle, kvt_cu_handle *stream, bool *pushed)
+/* The driver's handle, with the context made current: kvt_cuda_leave() then. */
+int kvt_cuda_begin(struct cuda *c, kvt_stream handle, kvt_cu_handle *stream, bool *pushed)
 {
 	struct stream *s;
 
 	pthread_mutex_lock(&c->lock);
-	s = stream_of(c, handle);
+	s = kvt_cuda_stream_of(c, handle);
 	if (s)
 		*stream = s->cu;
 	pthread_mutex_unlock(&c->lock);
-	return s ? enter(c, pushed) : -EINVAL;
+	return s ? kvt_cuda_enter(c, pushed) : -EINVAL;
 }
 
 enum direction { H2D, D2H, D2D };
@@ -318,7 +283,7 @@ static int copy(struct cuda *c, enum direction way, uint64_t dst, uint64_t src, 
 	if (bytes && way != H2D && !err)
 		err = check_range(c, "copy from", src, bytes);
 	if (!err)
-		err = begin(c, handle, &stream, &pushed);
+		err = kvt_cuda_begin(c, handle, &stream, &pushed);
 	if (err)
 		return err;
 	if (bytes && way == H2D)
@@ -327,10 +292,10 @@ static int copy(struct cuda *c, enum direction way, uint64_t dst, uint64_t src, 
 		result = c->cu->MemcpyDtoHAsync((void *)(uintptr_t)dst, src, bytes, stream);
 	else if (bytes)
 		result = c->cu->MemcpyDtoDAsync(dst, src, bytes, stream);
-	err = check(c, result, "copy of %llu bytes", (unsigned long long)bytes);
+	err = kvt_cuda_check(c, result, "copy of %llu bytes", (unsigned long long)bytes);
 	if (!err && wait)
-		err = check(c, c->cu->StreamSynchronize(stream), "copy of %llu bytes", (unsigned long long)bytes);
-	leave(c, pushed);
+		err = kvt_cuda_check(c, c->cu->StreamSynchronize(stream), "copy of %llu bytes", (unsigned long long)bytes);
+	kvt_cuda_leave(c, pushed);
 	return err;
 }
 
@@ -384,13 +349,13 @@ static int cuda_copy_2d_async(struct kvt_gpu *gpu, kvt_dptr dst, uint64_t dst_pi
 	if (!err && src_bytes)
 		err = check_range(c, "copy_2d from", src, src_bytes);
 	if (!err)
-		err = begin(c, handle, &stream, &pushed);
+		err = kvt_cuda_begin(c, handle, &stream, &pushed);
 	if (err)
 		return err;
 	if (dst_bytes)
-		err = check(c, c->cu->Memcpy2DAsync(&a, stream), "copy of %llu rows of %llu bytes",
+		err = kvt_cuda_check(c, c->cu->Memcpy2DAsync(&a, stream), "copy of %llu rows of %llu bytes",
 			    (unsigned long long)height, (unsigned long long)width);
-	leave(c, pushed);
+	kvt_cuda_leave(c, pushed);
 	return err;
 }
 
@@ -402,104 +367,14 @@ static int cuda_memset_async(struct kvt_gpu *gpu, kvt_dptr p, uint8_t value, uin
 	int err = bytes ? check_range(c, "memset", p, bytes) : 0;
 
 	if (!err)
-		err = begin(c, handle, &stream, &pushed);
+		err = kvt_cuda_begin(c, handle, &stream, &pushed);
 	if (err)
 		return err;
 	if (bytes)
-		err = check(c, c->cu->MemsetD8Async(p, value, bytes, stream), "memset of %llu bytes",
+		err = kvt_cuda_check(c, c->cu->MemsetD8Async(p, value, bytes, stream), "memset of %llu bytes",
 			    (unsigned long long)bytes);
-	leave(c, pushed);
+	kvt_cuda_leave(c, pushed);
 	return err;
-}
-
-static int add_object(struct cuda *c, struct kvt_table *table, void *object, uint32_t *handle)
-{
-	int err;
-
-	pthread_mutex_lock(&c->lock);
-	err = kvt_table_add(table, object, handle);
-	pthread_mutex_unlock(&c->lock);
-	return err;
-}
-
-static int cuda_stream_create(struct kvt_gpu *gpu, kvt_stream *handle)
-{
-	struct cuda *c = cuda_of(gpu);
-	struct stream *s = calloc(1, sizeof(*s));
-	bool pushed;
-	int err;
-
-	if (!s)
-		return kvt_fail(-ENOMEM, "no memory for a stream");
-	err = enter(c, &pushed);
-	if (err)
-		goto err_free;
-	err = check(c, c->cu->StreamCreate(&s->cu, KVT_CU_STREAM_NON_BLOCKING), "creating a stream");
-	if (!err) {
-		err = add_object(c, &c->streams, s, handle);
-		if (err)
-			c->cu->StreamDestroy(s->cu);
-	}
-	leave(c, pushed);
-	if (!err)
-		return 0;
-err_free:
-	free(s);
-	return err;
-}
-
-static void cuda_stream_destroy(struct kvt_gpu *gpu, kvt_stream handle)
-{
-	struct cuda *c = cuda_of(gpu);
-	kvt_cu_handle graph = NULL;
-	struct stream *s;
-	bool pushed;
-
-	pthread_mutex_lock(&c->lock);
-	s = kvt_table_remove(&c->streams, handle);
-	pthread_mutex_unlock(&c->lock);
-	if (s && !enter(c, &pushed)) {
-		if (s->capturing && !c->cu->StreamEndCapture(s->cu, &graph) && graph)
-			c->cu->GraphDestroy(graph);
-		check(c, c->cu->StreamDestroy(s->cu), "destroying a stream");
-		leave(c, pushed);
-	}
-	free(s);
-}
-
-static int cuda_stream_sync(struct kvt_gpu *gpu, kvt_stream handle)
-{
-	struct cuda *c = cuda_of(gpu);
-	kvt_cu_handle stream = NULL;
-	struct stream *s;
-	bool pushed;
-	int err = 0;
-
-	pthread_mutex_lock(&c->lock);
-	s = stream_of(c, handle);
-	if (!s)
-		err = -EINVAL;
-	else if (s->capturing)
-		err = kvt_fail(-EINVAL, "stream %u is capturing: nothing on it runs", handle);
-	else
-		stream = s->cu;
-	pthread_mutex_unlock(&c->lock);
-	if (!err)
-		err = enter(c, &pushed);
-	if (err)
-		return err;
-	err = check(c, c->cu->StreamSynchronize(stream), "work on stream %u", handle);
-	leave(c, pushed);
-	return err;
-}
-
-static int cuda_bind_thread(struct kvt_gpu *gpu)
-{
-	struct cuda *c = cuda_of(gpu);
-
-	if (atomic_load(&c->lost))
-		return is_lost(c);
-	return check(c, c->cu->CtxSetCurrent(c->context), "binding a thread");
 }
 
 /* ---- kernels ---- */
@@ -512,17 +387,17 @@ static int load_function(struct cuda *c, const struct kvt_twin_entry *twin, kvt_
 	int err;
 
 	snprintf(name, sizeof(name), "%s_%s", twin->module, twin->function);
-	err = enter(c, &pushed);
+	err = kvt_cuda_enter(c, &pushed);
 	if (err)
 		return err;
-	err = check(c, c->cu->ModuleGetFunction(function, c->module, name), "kernel %s", name);
+	err = kvt_cuda_check(c, c->cu->ModuleGetFunction(function, c->module, name), "kernel %s", name);
 	if (!err)
-		err = check(c, c->cu->FuncGetAttribute(&fixed, KVT_CU_FUNC_SHARED_BYTES, *function), "kernel %s", name);
+		err = kvt_cuda_check(c, c->cu->FuncGetAttribute(&fixed, KVT_CU_FUNC_SHARED_BYTES, *function), "kernel %s", name);
 	room = (int)c->gpu.shared_max - fixed;
 	if (!err)
-		err = check(c, c->cu->FuncSetAttribute(*function, KVT_CU_FUNC_MAX_DYNAMIC_SHARED, room),
+		err = kvt_cuda_check(c, c->cu->FuncSetAttribute(*function, KVT_CU_FUNC_MAX_DYNAMIC_SHARED, room),
 			    "kernel %s: %d bytes of shared memory", name, room);
-	leave(c, pushed);
+	kvt_cuda_leave(c, pushed);
 	return err;
 }
 
@@ -560,7 +435,7 @@ static int cuda_launch(struct kvt_gpu *gpu, kvt_kernel kernel, struct kvt_dim3 g
 	pthread_mutex_lock(&c->lock);
 	if (kernel < c->n_functions)
 		function = c->functions[kernel];
-	s = function ? stream_of(c, handle) : NULL;
+	s = function ? kvt_cuda_stream_of(c, handle) : NULL;
 	if (s)
 		stream = s->cu;
 	pthread_mutex_unlock(&c->lock);
@@ -570,314 +445,16 @@ static int cuda_launch(struct kvt_gpu *gpu, kvt_kernel kernel, struct kvt_dim3 g
 		return -EINVAL;
 	err = kvt_launch_check(&kvt_twins[kernel], grid, block, n_args);
 	if (!err)
-		err = enter(c, &pushed);
+		err = kvt_cuda_enter(c, &pushed);
 	if (err)
 		return err;
-	err = check(c,
+	err = kvt_cuda_check(c,
 		    c->cu->LaunchKernel(function, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes,
 					stream, (void **)args, NULL),
 		    "launching %s_%s, %u x %u x %u blocks of %u x %u x %u threads, %u bytes of shared memory",
 		    kvt_twins[kernel].module, kvt_twins[kernel].function, grid.x, grid.y, grid.z, block.x, block.y,
 		    block.z, shared_bytes);
-	leave(c, pushed);
-	return err;
-}
-
-/* ---- graphs ---- */
-
-static int cuda_capture_begin(struct kvt_gpu *gpu, kvt_stream handle)
-{
-	struct cuda *c = cuda_of(gpu);
-	struct stream *s;
-	bool pushed;
-	int err = enter(c, &pushed);
-
-	if (err)
-		return err;
-	pthread_mutex_lock(&c->lock);
-	s = stream_of(c, handle);
-	if (!s)
-		err = -EINVAL;
-	else if (!handle)
-		err = kvt_fail(-EINVAL, "the default stream cannot capture: create one");
-	else if (s->capturing)
-		err = kvt_fail(-EINVAL, "stream %u is capturing already", handle);
-	else /* relaxed: other threads go on allocating and copying meanwhile */
-		err = check(c, c->cu->StreamBeginCapture(s->cu, KVT_CU_CAPTURE_RELAXED), "beginning a capture");
-	if (!err)
-		s->capturing = true;
-	pthread_mutex_unlock(&c->lock);
-	leave(c, pushed);
-	return err;
-}
-
-/* With the lock held: the events of a capture become its graph's, or (@graph 0) of nothing. */
-static void hand_over_events(struct cuda *c, kvt_stream capture, kvt_graph graph)
-{
-	for (uint32_t i = 1; i < c->events.n; i++) {
-		struct event *e = c->events.objects[i];
-
-		if (e && e->capture == capture) {
-			e->capture = 0;
-			e->graph = graph;
-		}
-	}
-}
-
-static int cuda_capture_end(struct kvt_gpu *gpu, kvt_stream handle, kvt_graph *graph)
-{
-	struct cuda *c = cuda_of(gpu);
-	kvt_cu_handle recorded = NULL, exec = NULL;
-	struct stream *s;
-	bool pushed;
-	int err = enter(c, &pushed);
-
-	if (err)
-		return err;
-	pthread_mutex_lock(&c->lock);
-	s = stream_of(c, handle);
-	if (!s)
-		err = -EINVAL;
-	else if (!s->capturing)
-		err = kvt_fail(-EINVAL, "stream %u is not capturing", handle);
-	if (!err) {
-		s->capturing = false;
-		err = check(c, c->cu->StreamEndCapture(s->cu, &recorded), "ending a capture");
-		if (!err)
-			err = check(c, c->cu->GraphInstantiate(&exec, recorded, 0), "instantiating a graph");
-		if (!err)
-			err = kvt_table_add(&c->graphs, exec, graph);
-		hand_over_events(c, handle, err ? 0 : *graph);
-	}
-	pthread_mutex_unlock(&c->lock);
-	if (recorded)
-		c->cu->GraphDestroy(recorded);
-	if (err && exec)
-		c->cu->GraphExecDestroy(exec);
-	leave(c, pushed);
-	return err;
-}
-
-static int cuda_graph_launch(struct kvt_gpu *gpu, kvt_graph graph, kvt_stream handle)
-{
-	struct cuda *c = cuda_of(gpu);
-	kvt_cu_handle exec, stream = NULL;
-	struct stream *s = NULL;
-	bool pushed;
-	int err;
-
-	pthread_mutex_lock(&c->lock);
-	exec = kvt_table_get(&c->graphs, graph);
-	if (!exec)
-		kvt_fail(-EINVAL, "no graph has handle %u", graph);
-	else
-		s = stream_of(c, handle);
-	if (s)
-		stream = s->cu;
-	for (uint32_t i = 1; s && i < c->events.n; i++) {
-		struct event *e = c->events.objects[i];
-
-		if (e && e->graph == graph) {
-			e->graph = 0;
-			e->recorded = true;
-		}
-	}
-	pthread_mutex_unlock(&c->lock);
-	if (!s)
-		return -EINVAL;
-	err = enter(c, &pushed);
-	if (err)
-		return err;
-	err = check(c, c->cu->GraphLaunch(exec, stream), "launching graph %u", graph);
-	leave(c, pushed);
-	return err;
-}
-
-static void cuda_graph_destroy(struct kvt_gpu *gpu, kvt_graph graph)
-{
-	struct cuda *c = cuda_of(gpu);
-	kvt_cu_handle exec;
-	bool pushed;
-
-	pthread_mutex_lock(&c->lock);
-	exec = kvt_table_remove(&c->graphs, graph);
-	pthread_mutex_unlock(&c->lock);
-	if (exec && !enter(c, &pushed)) {
-		check(c, c->cu->GraphExecDestroy(exec), "destroying a graph");
-		leave(c, pushed);
-	}
-}
-
-/* ---- events ---- */
-
-/* With the lock held. */
-static struct event *event_of(struct cuda *c, kvt_event handle)
-{
-	struct event *e = kvt_table_get(&c->events, handle);
-
-	if (!e)
-		kvt_fail(-EINVAL, "no event has handle %u", handle);
-	return e;
-}
-
-static int cuda_event_create(struct kvt_gpu *gpu, kvt_event *handle)
-{
-	struct cuda *c = cuda_of(gpu);
-	struct event *e = calloc(1, sizeof(*e));
-	bool pushed;
-	int err;
-
-	if (!e)
-		return kvt_fail(-ENOMEM, "no memory for an event");
-	err = enter(c, &pushed);
-	if (err)
-		goto err_free;
-	err = check(c, c->cu->EventCreate(&e->cu, 0), "creating an event");
-	if (!err) {
-		err = add_object(c, &c->events, e, handle);
-		if (err)
-			c->cu->EventDestroy(e->cu);
-	}
-	leave(c, pushed);
-	if (!err)
-		return 0;
-err_free:
-	free(e);
-	return err;
-}
-
-static void cuda_event_destroy(struct kvt_gpu *gpu, kvt_event handle)
-{
-	struct cuda *c = cuda_of(gpu);
-	struct event *e;
-	bool pushed;
-
-	pthread_mutex_lock(&c->lock);
-	e = kvt_table_remove(&c->events, handle);
-	pthread_mutex_unlock(&c->lock);
-	if (e && !enter(c, &pushed)) {
-		check(c, c->cu->EventDestroy(e->cu), "destroying an event");
-		leave(c, pushed);
-	}
-	free(e);
-}
-
-static int cuda_event_record(struct kvt_gpu *gpu, kvt_event handle, kvt_stream on)
-{
-	struct cuda *c = cuda_of(gpu);
-	struct stream *s;
-	struct event *e;
-	bool pushed;
-	int err = enter(c, &pushed);
-
-	if (err)
-		return err;
-	pthread_mutex_lock(&c->lock);
-	e = event_of(c, handle);
-	s = e ? stream_of(c, on) : NULL;
-	/* external: the graph records the event itself each time it runs */
-	err = s ? check(c, c->cu->EventRecord(e->cu, s->cu, s->capturing ? KVT_CU_EVENT_EXTERNAL : 0), "recording an event") :
-		  -EINVAL;
-	if (!err) {
-		e->capture = s->capturing ? on : 0;
-		e->graph = 0;
-		e->recorded |= !s->capturing;
-	}
-	pthread_mutex_unlock(&c->lock);
-	leave(c, pushed);
-	return err;
-}
-
-static int cuda_event_wait(struct kvt_gpu *gpu, kvt_stream on, kvt_event handle)
-{
-	struct cuda *c = cuda_of(gpu);
-	struct stream *s;
-	struct event *e;
-	bool pushed;
-	int err = enter(c, &pushed);
-
-	if (err)
-		return err;
-	pthread_mutex_lock(&c->lock);
-	e = event_of(c, handle);
-	s = e ? stream_of(c, on) : NULL;
-	if (!s)
-		err = -EINVAL;
-	else if (e->graph || (e->capture && e->capture != on))
-		err = kvt_fail(-EINVAL, "event %u was recorded in a capture: only that capture can wait for it", handle);
-	else if (!e->capture) /* else the capturing stream waits for itself */
-		err = check(c, c->cu->StreamWaitEvent(s->cu, e->cu, s->capturing ? KVT_CU_EVENT_EXTERNAL : 0),
-			    "waiting for an event");
-	pthread_mutex_unlock(&c->lock);
-	leave(c, pushed);
-	return err;
-}
-
-/* The driver's handle of an event that a host may ask about, with the context made current: leave() then. */
-static int begin_event(struct cuda *c, kvt_event handle, bool recorded, kvt_cu_handle *event, bool *pushed)
-{
-	struct event *e;
-	int err = 0;
-
-	pthread_mutex_lock(&c->lock);
-	e = event_of(c, handle);
-	if (!e)
-		err = -EINVAL;
-	else if (e->capture || e->graph)
-		err = kvt_fail(-EINVAL, "event %u was recorded in a capture", handle);
-	else if (recorded && !e->recorded)
-		err = kvt_fail(-EAGAIN, "event %u was never recorded", handle);
-	else
-		*event = e->cu;
-	pthread_mutex_unlock(&c->lock);
-	return err ? err : enter(c, pushed);
-}
-
-static int cuda_event_query(struct kvt_gpu *gpu, kvt_event handle)
-{
-	struct cuda *c = cuda_of(gpu);
-	kvt_cu_handle event;
-	kvt_cu_result result;
-	bool pushed;
-	int err = begin_event(c, handle, false, &event, &pushed);
-
-	if (err)
-		return err;
-	result = c->cu->EventQuery(event);
-	err = result == KVT_CU_NOT_READY ? 0 : check(c, result, "event %u", handle);
-	leave(c, pushed);
-	return err ? err : !result;
-}
-
-static int cuda_event_sync(struct kvt_gpu *gpu, kvt_event handle)
-{
-	struct cuda *c = cuda_of(gpu);
-	kvt_cu_handle event;
-	bool pushed;
-	int err = begin_event(c, handle, false, &event, &pushed);
-
-	if (err)
-		return err;
-	err = check(c, c->cu->EventSynchronize(event), "event %u", handle);
-	leave(c, pushed);
-	return err;
-}
-
-static int cuda_event_elapsed(struct kvt_gpu *gpu, kvt_event from, kvt_event to, float *ms)
-{
-	struct cuda *c = cuda_of(gpu);
-	kvt_cu_handle a, b;
-	bool pushed;
-	int err = begin_event(c, from, true, &a, &pushed);
-
-	if (err)
-		return err;
-	leave(c, pushed);
-	err = begin_event(c, to, true, &b, &pushed);
-	if (err)
-		return err;
-	err = check(c, c->cu->EventElapsedTime(ms, a, b), "events %u and %u have not both been reached", from, to);
-	leave(c, pushed);
+	kvt_cuda_leave(c, pushed);
 	return err;
 }
 
@@ -886,15 +463,15 @@ static int cuda_event_elapsed(struct kvt_gpu *gpu, kvt_event from, kvt_event to,
 static void cuda_close(struct kvt_gpu *gpu)
 {
 	struct cuda *c = cuda_of(gpu);
-	bool pushed, current = !enter(c, &pushed);
+	bool pushed, current = !kvt_cuda_enter(c, &pushed);
 	uint32_t i;
 
 	for (i = 1; i < c->graphs.n; i++)
-		cuda_graph_destroy(gpu, i);
+		kvt_cuda_graph_destroy(gpu, i);
 	for (i = 1; i < c->streams.n; i++)
-		cuda_stream_destroy(gpu, i);
+		kvt_cuda_stream_destroy(gpu, i);
 	for (i = 1; i < c->events.n; i++)
-		cuda_event_destroy(gpu, i);
+		kvt_cuda_event_destroy(gpu, i);
 	for (i = 0; current && i < c->ranges.n; i++) {
 		const struct kvt_range *r = &c->ranges.ranges[i];
 
@@ -910,7 +487,7 @@ static void cuda_close(struct kvt_gpu *gpu)
 			c->cu->StreamDestroy(c->stream0.cu);
 		if (c->module)
 			c->cu->ModuleUnload(c->module);
-		leave(c, pushed);
+		kvt_cuda_leave(c, pushed);
 	}
 	c->cu->DevicePrimaryCtxRelease(c->device);
 	free(c->functions);
@@ -942,21 +519,21 @@ static const struct kvt_gpu_ops cuda_ops = {
 	.memset_async = cuda_memset_async,
 	.kernel = cuda_kernel,
 	.launch = cuda_launch,
-	.stream_create = cuda_stream_create,
-	.stream_destroy = cuda_stream_destroy,
-	.stream_sync = cuda_stream_sync,
-	.bind_thread = cuda_bind_thread,
-	.capture_begin = cuda_capture_begin,
-	.capture_end = cuda_capture_end,
-	.graph_launch = cuda_graph_launch,
-	.graph_destroy = cuda_graph_destroy,
-	.event_create = cuda_event_create,
-	.event_destroy = cuda_event_destroy,
-	.event_record = cuda_event_record,
-	.event_wait = cuda_event_wait,
-	.event_query = cuda_event_query,
-	.event_sync = cuda_event_sync,
-	.event_elapsed = cuda_event_elapsed,
+	.stream_create = kvt_cuda_stream_create,
+	.stream_destroy = kvt_cuda_stream_destroy,
+	.stream_sync = kvt_cuda_stream_sync,
+	.bind_thread = kvt_cuda_bind_thread,
+	.capture_begin = kvt_cuda_capture_begin,
+	.capture_end = kvt_cuda_capture_end,
+	.graph_launch = kvt_cuda_graph_launch,
+	.graph_destroy = kvt_cuda_graph_destroy,
+	.event_create = kvt_cuda_event_create,
+	.event_destroy = kvt_cuda_event_destroy,
+	.event_record = kvt_cuda_event_record,
+	.event_wait = kvt_cuda_event_wait,
+	.event_query = kvt_cuda_event_query,
+	.event_sync = kvt_cuda_event_sync,
+	.event_elapsed = kvt_cuda_event_elapsed,
 };
 
 static int attribute(struct cuda *c, int which)
@@ -974,9 +551,9 @@ static int look_at(struct cuda *c)
 	size_t bytes = 0;
 	int err;
 
-	err = check(c, c->cu->DeviceGetName(name, sizeof(name), c->device), "device name");
+	err = kvt_cuda_check(c, c->cu->DeviceGetName(name, sizeof(name), c->device), "device name");
 	if (!err)
-		err = check(c, c->cu->DeviceTotalMem(&bytes, c->device), "device memory");
+		err = kvt_cuda_check(c, c->cu->DeviceTotalMem(&bytes, c->device), "device memory");
 	if (err)
 		return err;
 	if (!attribute(c, KVT_CU_UNIFIED_ADDRESSING) || !attribute(c, KVT_CU_REGISTERED_HOST_POINTERS))
@@ -993,15 +570,15 @@ static int look_at(struct cuda *c)
 static int start(struct cuda *c)
 {
 	bool pushed;
-	int err = enter(c, &pushed);
+	int err = kvt_cuda_enter(c, &pushed);
 
 	if (err)
 		return err;
-	err = check(c, c->cu->StreamCreate(&c->stream0.cu, KVT_CU_STREAM_NON_BLOCKING), "creating a stream");
+	err = kvt_cuda_check(c, c->cu->StreamCreate(&c->stream0.cu, KVT_CU_STREAM_NON_BLOCKING), "creating a stream");
 	if (!err)
-		err = check(c, c->cu->ModuleLoadData(&c->module, kvt_fatbin()),
+		err = kvt_cuda_check(c, c->cu->ModuleLoadData(&c->module, kvt_fatbin()),
 			    "loading kernels (this build has them for %s; this is %s)", kvt_gpu_kernel_archs(), c->gpu.description);
-	leave(c, pushed);
+	kvt_cuda_leave(c, pushed);
 	return err;
 }
 
@@ -1032,9 +609,9 @@ int kvt_gpu_cuda_open(uint32_t device, struct kvt_gpu **gpu)
 		err = kvt_fail(-ENOMEM, "no memory for the cuda backend");
 		goto err_free;
 	}
-	err = check(c, cu->DeviceGet(&c->device, (int)device), "device %u", device);
+	err = kvt_cuda_check(c, cu->DeviceGet(&c->device, (int)device), "device %u", device);
 	if (!err)
-		err = check(c, cu->DevicePrimaryCtxRetain(&c->context, c->device), "its primary context");
+		err = kvt_cuda_check(c, cu->DevicePrimaryCtxRetain(&c->context, c->device), "its primary context");
 	if (err)
 		goto err_free;
 	err = look_at(c);
