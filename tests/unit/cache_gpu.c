@@ -462,7 +462,7 @@ START_TEST(each_call_fails_once)
 		runs += failed;
 		if (!failed)
 			OK(ret);
-		/* a step's rows that were not all written read as zeros, and their digest says what was written: lost, or right */
+		/* of a step that was not all written, blocks do not match their digests */
 		if (kvt_seq_len(seq) == lens[0]) {
 			ret = verify(seq, names[0], lens[0]);
 			failed = kvt_mock_failed(gpu);

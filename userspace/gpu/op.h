@@ -47,7 +47,7 @@ int kvt_op_run(const struct kvt_op *op);
 int kvt_op_append(struct kvt_op_list *list, const struct kvt_op *op);
 void kvt_op_list_free(struct kvt_op_list *list);
 
-/* The bytes that a 2-D copy spans on either side, 0 where it copies nothing. -EINVAL: rows overlap, or leave the address space. */
+/* Bytes that a 2-D copy spans on either side, 0 where it copies nothing. -EINVAL: rows overlap, or leave the address space. */
 int kvt_span_2d(uint64_t dst_pitch, uint64_t src_pitch, uint64_t width, uint64_t height, uint64_t *dst_bytes,
 		uint64_t *src_bytes);
 

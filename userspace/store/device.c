@@ -84,7 +84,8 @@ static bool register_pool(struct kvt_device *d, const struct kvt_pool *pool, uin
 static int move_by_kernel(struct kvt_device *d, uint32_t n, bool up)
 {
 	const struct kvt_dim3 grid = { COPY_BLOCKS, 1, 1 }, block = { COPY_THREADS, 1, 1 };
-	const kvt_dptr on_device = d->arrays + offsetof(struct piece, blocks), on_host = d->arrays + offsetof(struct piece, src);
+	const kvt_dptr on_device = d->arrays + offsetof(struct piece, blocks);
+	const kvt_dptr on_host = d->arrays + offsetof(struct piece, src);
 	struct kvt_copy_args args = { .dst = up ? on_device : on_host, .src = up ? on_host : on_device, .n = n,
 				      .bytes = (uint32_t)d->block_bytes };
 	void *list = &args;
@@ -441,13 +442,14 @@ static int digest_moves(struct kvt_store *s, const struct kvt_device_move *moves
 {
 	struct kvt_device *d = s->device;
 	const struct kvt_dim3 grid = { COPY_BLOCKS, 1, 1 }, block = { THREADS, 1, 1 };
-	int ret = d->ops->copy_h2d_async(d->gpu, d->arrays + offsetof(struct piece, rows), d->piece.rows, n * sizeof(uint32_t), 0);
+	const kvt_dptr at = d->arrays;
+	int ret = d->ops->copy_h2d_async(d->gpu, at + offsetof(struct piece, rows), d->piece.rows, n * sizeof(uint32_t), 0);
 
 	for (uint32_t i = 0, run; i < n && !ret; i += run) {
 		struct kvt_digest_args args = {
-			.blocks = d->arrays + offsetof(struct piece, blocks) + i * sizeof(uint64_t),
-			.rows = d->arrays + offsetof(struct piece, rows) + i * sizeof(uint32_t),
-			.out = d->arrays + offsetof(struct piece, out) + i * sizeof(uint64_t),
+			.blocks = at + offsetof(struct piece, blocks) + i * sizeof(uint64_t),
+			.rows = at + offsetof(struct piece, rows) + i * sizeof(uint32_t),
+			.out = at + offsetof(struct piece, out) + i * sizeof(uint64_t),
 			.row_bytes = s->planes[moves[i].plane].row_bytes,
 		};
 		void *list = &args;
@@ -457,7 +459,7 @@ static int digest_moves(struct kvt_store *s, const struct kvt_device_move *moves
 		args.n = run;
 		ret = d->ops->launch(d->gpu, d->digest, grid, block, 0, 0, &list, 1);
 	}
-	return ret ? ret : d->ops->copy_d2h(d->gpu, d->piece.out, d->arrays + offsetof(struct piece, out), n * sizeof(uint64_t));
+	return ret ? ret : d->ops->copy_d2h(d->gpu, d->piece.out, at + offsetof(struct piece, out), n * sizeof(uint64_t));
 }
 
 int kvt_device_move(struct kvt_store *s, struct kvt_device_move *moves, uint32_t n, bool up)

@@ -256,9 +256,11 @@ static int timed_graph(struct gb *g, int (*work)(struct gb *, void *), void *arg
 #define APPEND_ELEMS (8 * 128)
 #define APPEND_BYTES (APPEND_ROWS * APPEND_ELEMS * 2ull) /* read, and as many written */
 #define BLOCK_ROWS 32
+#define TABLE (APPEND_ROWS / BLOCK_ROWS)
 
 struct rows {
-	kvt_dptr blocks, index, tokens, count; /* arrays: blocks and rows by row; one sequence's tokens and rows */
+	kvt_dptr blocks, index; /* by row: address and row */
+	kvt_dptr table, tokens, count; /* addresses by block, then digests; one sequence's tokens and rows */
 	bool extend, plain;
 };
 
@@ -270,15 +272,17 @@ static int append_rows(struct gb *g, void *arg)
 
 	for (uint32_t i = 0; i < SETS && !ret; i++) {
 		kvt_dptr src = g->device + i * 2 * APPEND_BYTES, dst = src + APPEND_BYTES;
-		struct kvt_append_args a = { .src = src, .src_stride = APPEND_ELEMS * 2,
-					     .blocks = r->blocks + i * APPEND_ROWS * 8ull, .rows = r->index,
-					     .n = APPEND_ROWS, .elements = APPEND_ELEMS, .src_type = KVT_BF16, .dst_type = KVT_F16 };
-		struct kvt_extend_args e = { .src = src, .src_stride = APPEND_ELEMS * 2,
-					     .blocks = r->blocks + (SETS * APPEND_ROWS + i * (APPEND_ROWS / BLOCK_ROWS)) * 8ull,
-					     .sums = r->blocks + (SETS * APPEND_ROWS + SETS * (APPEND_ROWS / BLOCK_ROWS)) * 8ull,
-					     .tokens = r->tokens, .rows = r->count, .n_seqs = 1,
-					     .table_stride = APPEND_ROWS / BLOCK_ROWS, .block_rows = BLOCK_ROWS,
-					     .elements = APPEND_ELEMS, .src_type = KVT_BF16, .dst_type = KVT_F16 };
+		struct kvt_append_args a = {
+			.src = src, .src_stride = APPEND_ELEMS * 2, .blocks = r->blocks + i * APPEND_ROWS * 8ull,
+			.rows = r->index, .n = APPEND_ROWS, .elements = APPEND_ELEMS, .src_type = KVT_BF16,
+			.dst_type = KVT_F16,
+		};
+		struct kvt_extend_args e = {
+			.src = src, .src_stride = APPEND_ELEMS * 2, .blocks = r->table + i * TABLE * 8ull,
+			.sums = r->table + SETS * TABLE * 8ull, .tokens = r->tokens, .rows = r->count, .n_seqs = 1,
+			.table_stride = TABLE, .block_rows = BLOCK_ROWS, .elements = APPEND_ELEMS,
+			.src_type = KVT_BF16, .dst_type = KVT_F16,
+		};
 		void *args[] = { r->extend ? (void *)&e : (void *)&a };
 
 		if (r->plain)
@@ -291,11 +295,11 @@ static int append_rows(struct gb *g, void *arg)
 
 static int bench_append(struct gb *g)
 {
-	enum { BY_ROW = SETS * APPEND_ROWS, BY_BLOCK = SETS * (APPEND_ROWS / BLOCK_ROWS) };
+	enum { BY_ROW = SETS * APPEND_ROWS, BY_BLOCK = SETS * TABLE };
 	static uint64_t lists[BY_ROW + 2 * BY_BLOCK];
 	static uint32_t index[APPEND_ROWS];
 	const uint32_t tokens[2] = { 0, APPEND_ROWS }, count = APPEND_ROWS;
-	struct rows r = { .blocks = g->lists, .index = g->lists + sizeof(lists) };
+	struct rows r = { .blocks = g->lists, .table = g->lists + BY_ROW * 8ull, .index = g->lists + sizeof(lists) };
 	double s[3];
 	int ret;
 
@@ -304,8 +308,8 @@ static int bench_append(struct gb *g)
 
 		for (uint32_t k = 0; k < APPEND_ROWS; k++)
 			lists[i * APPEND_ROWS + k] = dst + k / BLOCK_ROWS * (BLOCK_ROWS * APPEND_ELEMS * 2ull);
-		for (uint32_t k = 0; k < APPEND_ROWS / BLOCK_ROWS; k++)
-			lists[BY_ROW + i * (APPEND_ROWS / BLOCK_ROWS) + k] = dst + k * (BLOCK_ROWS * APPEND_ELEMS * 2ull);
+		for (uint32_t k = 0; k < TABLE; k++)
+			lists[BY_ROW + i * TABLE + k] = dst + k * (BLOCK_ROWS * APPEND_ELEMS * 2ull);
 	}
 	for (uint32_t k = 0; k < APPEND_ROWS; k++)
 		index[k] = k % BLOCK_ROWS;
