@@ -123,6 +123,33 @@ START_TEST(a_full_cache_goes_on)
 }
 END_TEST
 
+/* Dropping a chunk that a sequence uses makes no room, so it stays, however cold; others make way. */
+START_TEST(what_runs_keeps_its_chunks)
+{
+	struct prefix_rig r = rig_make((struct rig_config){ .small = true });
+	struct kvt_prefix_stats st = KVT_INIT(st);
+	uint32_t tokens[256], others[128];
+	struct kvt_prefix_match m;
+	struct kvt_seq *seq;
+
+	rig_prompt(tokens, 256, 1, 0);
+	rig_compute(&r, 0, tokens, 256);
+	ck_assert(!kvt_prefix_match(r.cache, &r.roots[0], tokens, 256, &m));
+	ck_assert(!kvt_seq_create(r.cache, &seq));
+	ck_assert_int_eq(kvt_prefix_attach(r.cache, &m, 256, seq), 256);
+	kvt_prefix_release(r.cache, &m);
+	for (uint32_t i = 0; i < 60; i++) {
+		rig_prompt(others, 128, 100 + i, 0);
+		rig_compute(&r, 0, others, 128);
+	}
+	ck_assert(!kvt_prefix_stats(r.cache, &st));
+	ck_assert_uint_gt(st.dropped, 40);
+	rig_serve(&r, 0, tokens, 256, 256);
+	kvt_seq_free(seq);
+	rig_free(&r);
+}
+END_TEST
+
 /* A state comes back as it was put, from the deepest place at or above the match; sessions have their share. */
 START_TEST(snapshots_hang_on_nodes)
 {
@@ -272,6 +299,7 @@ int main(void)
 	tcase_add_test(t, roots_and_tokens_do_not_collide);
 	tcase_add_test(t, evicts_what_was_asked_for);
 	tcase_add_loop_test(t, a_full_cache_goes_on, 0, 2);
+	tcase_add_test(t, what_runs_keeps_its_chunks);
 	tcase_add_test(t, snapshots_hang_on_nodes);
 	tcase_add_test(t, restore_and_replay_is_the_cold_state);
 	tcase_add_test(t, a_match_pins_what_it_uses);

@@ -248,7 +248,7 @@ START_TEST(a_hash_only_finds_candidates)
 	uint32_t a[] = { 0, 1, 7, 8 }, b[] = { 0, 2, 7, 8 }, child[] = { 5, 5, 5, 5 };
 	struct kvt_root_key key = root_key(0);
 	struct kvt_tree_path path;
-	uint32_t root, na, nb, nc;
+	uint32_t root, other, na, nb, nc;
 	struct kvt_tree *t;
 
 	ck_assert(!kvt_tree_create(CHUNK, 8, 1, &kvt_policy_lru, &t));
@@ -267,6 +267,12 @@ START_TEST(a_hash_only_finds_candidates)
 	ck_assert_uint_eq(kvt_tree_child(t, root, nb, child, CHUNK), KVT_TREE_NONE);
 	kvt_tree_walk(t, root, b, CHUNK, &path);
 	ck_assert_uint_eq(path.node, nb);
+	/* a root whose hash is the same */
+	key = root_key(1);
+	other = kvt_tree_root_get(t, &key);
+	t->roots[other].hash = t->roots[root].hash;
+	kvt_tree_add(t, other, KVT_TREE_NONE, child, CHUNK);
+	ck_assert_uint_eq(kvt_tree_child(t, other, KVT_TREE_NONE, b, CHUNK), KVT_TREE_NONE);
 	ck_assert(!kvt_tree_check(t));
 	kvt_tree_destroy(t);
 }

@@ -13,6 +13,7 @@
 
 #define NONE KVT_TREE_NONE
 #define CHUNK_MAX 65536u
+#define RECLAIM_TRIES 64 /* leaves looked at for one that nobody shares */
 
 /* ---- what it takes ---- */
 
@@ -223,14 +224,19 @@ void kvt_prefix_drop(struct kvt_prefix *p, uint32_t node)
 
 bool kvt_prefix_reclaim(struct kvt_prefix *p)
 {
+	bool dropped = false;
 	uint32_t node;
 
 	pthread_mutex_lock(&p->lock);
-	node = kvt_tree_leaf(p->tree);
-	if (node != NONE)
-		kvt_prefix_drop(p, node);
+	for (int i = 0; !dropped && i < RECLAIM_TRIES && (node = kvt_tree_leaf(p->tree)) != NONE; i++) {
+		dropped = kvt_store_alone(p->cache->store, kvt_prefix_blocks(p, node), p->plan.chunk_blocks);
+		if (dropped)
+			kvt_prefix_drop(p, node);
+		else /* sequences use all of it: that would make no room */
+			p->tree->ops->touch(p->tree->leaves, node);
+	}
 	pthread_mutex_unlock(&p->lock);
-	return node != NONE;
+	return dropped;
 }
 
 /* ---- match ---- */

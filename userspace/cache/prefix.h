@@ -57,7 +57,7 @@ uint64_t kvt_prefix_plan_bytes(const struct kvt_prefix_plan *plan, uint32_t capa
 int kvt_prefix_create(struct kvt_cache *cache, const struct kvt_prefix_plan *plan, struct kvt_prefix **prefix);
 void kvt_prefix_destroy(struct kvt_prefix *prefix);
 
-/* Drop the chunk that is needed least, to make room for other blocks. False: none may be. Without the lock. */
+/* Drop the chunk that is needed least, to make room for other blocks. False: none would. Without the lock. */
 bool kvt_prefix_reclaim(struct kvt_prefix *prefix);
 
 /* Drop up to @chunks leaves that have blocks in @tier. Returns how many. Without the lock. */

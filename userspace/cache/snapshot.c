@@ -115,7 +115,7 @@ static int write_state(struct kvt_prefix *p, const uint8_t *state, uint64_t byte
 		uint64_t part = bytes - at < room ? bytes - at : room;
 
 		ret = write_block(p, state + at, part, &blocks[n]);
-		if ((ret == -ENOSPC || ret == -ENOMEM) && kvt_prefix_reclaim(p)) {
+		if (ret == -ENOSPC && kvt_prefix_reclaim(p)) {
 			ret = 0;
 			continue;
 		}

@@ -87,7 +87,7 @@ static void replace(struct kvt_cache *cache, uint32_t *entry, uint32_t block)
 /* No tier has room: what is kept for later requests makes way for what runs. */
 static bool made_room(struct kvt_cache *cache, int err)
 {
-	return (err == -ENOSPC || err == -ENOMEM) && cache->prefix && kvt_prefix_reclaim(cache->prefix);
+	return err == -ENOSPC && cache->prefix && kvt_prefix_reclaim(cache->prefix);
 }
 
 static int copy_block(struct kvt_cache *cache, uint32_t block, uint32_t rows, uint32_t *copy)

@@ -584,6 +584,9 @@ static int check_node(const struct kvt_tree *t, uint32_t node, uint64_t *pins)
 	find_gap(t, top, kvt_tree_tokens(t, node), v->n, &g);
 	if (g.after != node)
 		return wrong("not found among its siblings", node);
+	if ((v->left != NONE && priority(v->left) > priority(node)) ||
+	    (v->right != NONE && priority(v->right) > priority(node)))
+		return wrong("not above its siblings", node);
 	if (v->n == t->chunk && find_whole(t, v->root, v->parent, v->hash, kvt_tree_tokens(t, node)) != node)
 		return wrong("not found by its hash", node);
 	if (v->children != NONE && (v->flags & KVT_NODE_LEAF))

@@ -46,6 +46,17 @@ uint32_t kvt_store_count(struct kvt_store *s, const uint32_t *blocks, uint32_t n
 	return there;
 }
 
+bool kvt_store_alone(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
+{
+	bool alone = false;
+
+	pthread_mutex_lock(&s->lock);
+	for (uint32_t i = 0; i < n && !alone; i++)
+		alone = blocks[i] != KVT_NO_BLOCK && s->blocks[blocks[i]].refs == 1;
+	pthread_mutex_unlock(&s->lock);
+	return alone;
+}
+
 bool kvt_store_entry(struct kvt_store *s, uint32_t block, struct kvt_block_entry *entry)
 {
 	const struct block *b = &s->blocks[block];

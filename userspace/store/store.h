@@ -186,6 +186,9 @@ void kvt_store_put_all(struct kvt_store *, const uint32_t *blocks, uint32_t n);
 /* Blocks of @blocks that have a place in @tier. */
 uint32_t kvt_store_count(struct kvt_store *, const uint32_t *blocks, uint32_t n, enum kvt_tier tier);
 
+/* Has one of @blocks no other reference than the caller's? */
+bool kvt_store_alone(struct kvt_store *, const uint32_t *blocks, uint32_t n);
+
 /* What a clean block is and where it lies; false: it is not clean. */
 bool kvt_store_entry(struct kvt_store *, uint32_t block, struct kvt_block_entry *entry);
 
