@@ -233,7 +233,7 @@ bool kvt_prefix_reclaim(struct kvt_prefix *p)
 		if (dropped)
 			kvt_prefix_drop(p, node);
 		else /* sequences use all of it: that would make no room */
-			p->tree->ops->touch(p->tree->leaves, node);
+			p->tree->ops->touch(p->tree->leaves, node, KVT_USE_READ);
 	}
 	pthread_mutex_unlock(&p->lock);
 	return dropped;
