@@ -265,6 +265,40 @@ START_TEST(rows_are_what_was_written)
 }
 END_TEST
 
+/* A sequence whose last block has rows that nobody wrote: they are zeros, to readers and to the digest. */
+START_TEST(rows_never_written_are_zeros)
+{
+	static const uint8_t zeros[ROW];
+	uint32_t names[1] = { 7 }, lens[1] = { BLOCK_ROWS + 5 };
+	struct kvt_stats st = KVT_INIT(st);
+	uint8_t got[ROW], want[ROW];
+	struct kvt_rows dst = { .data = got, .type = KVT_ENCODED };
+	struct kvt_gpu *gpu;
+	struct kvt_seq *seq;
+	float row[ELEMS];
+	struct rig r;
+
+	OK(backends[_i](&gpu));
+	OK(make(&r, gpu, 60, 60, 1));
+	OK(kvt_seq_create(r.cache, &seq));
+	OK(kvt_seq_append(seq, NULL, lens[0]));
+	OK(kvt_batch_attach(r.batch, &seq, 1));
+	OK(step(&r, names, lens, (uint32_t[]){ 3 }, 1));
+	kvt_batch_detach(r.batch);
+	ck_assert_msg(kvt_seq_move(seq, KVT_TIER_RAM) > 0, "%s", kvt_last_error());
+	OK(kvt_cache_stats(r.cache, &st));
+	ck_assert_uint_eq(st.digest_errors, 0);
+	for (uint32_t t = 0; t < lens[0]; t++) {
+		row_of(names[0], 1, t, row, ELEMS);
+		kvt_codec_convert(want, KVT_F16, row, KVT_F32, ELEMS);
+		OK(kvt_seq_read(seq, 1, t, 1, &dst));
+		ck_assert(!memcmp(got, t < BLOCK_ROWS + 5 ? zeros : want, ROW));
+	}
+	unmake(&r);
+	close_gpu(gpu, MOCK(_i));
+}
+END_TEST
+
 /* Attention of all query rows of a sequence of @len tokens, in steps of @chunk, beside a stranger or alone. */
 static void attend_all(struct rig *r, uint32_t len, uint32_t chunk, bool stranger, float *out)
 {
@@ -537,6 +571,7 @@ int main(void)
 	n_backends -= !cuda_is_there();
 	tcase_set_timeout(t, 300);
 	tcase_add_loop_test(t, rows_are_what_was_written, 0, n_backends);
+	tcase_add_loop_test(t, rows_never_written_are_zeros, 0, n_backends);
 	tcase_add_loop_test(t, attention_depends_on_the_rows_alone, 0, n_backends);
 	tcase_add_loop_test(t, a_captured_step_serves_later_ones, 0, n_backends);
 	tcase_add_loop_test(t, a_full_tier_is_an_error, 0, n_backends);
