@@ -165,9 +165,12 @@ $(BUILD)/obj/%.o: %.c
 
 export BUILD
 
-.PHONY: demo check check-plain check-asan check-tsan fuzz lint bench kmod clean help
+.PHONY: demo demo-llama check check-plain check-asan check-tsan fuzz lint bench kmod clean help
 demo: ## install what is missing, build, answer a 32K prompt with 1/12 of its cache in memory
 	@scripts/demo
+
+demo-llama: ## the same question to Debian's llama.cpp, by itself and with its KV cache in tiers
+	@scripts/demo-llama
 
 check: ## install what is missing, build, run every test that this machine can run
 	@scripts/check plain asan tsan fuzz vm kasan lint

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # What the plug-in cannot do it refuses by name, with the way out, before the first token or with the first request; the
 # process is never aborted. Without configuration, or with a wrong one, there is no device.
-# shellcheck source=tests/lib/llama.sh
+# shellcheck source=tests/lib/llama.sh disable=SC2119
 . "$KVT_SOURCE/tests/lib/llama.sh"
 need_model
 dir=$TMPDIR/refuses
@@ -11,14 +11,15 @@ on=(-dev KVTIER0 -ngl 99 -fa on)
 
 # refused NAME TEXT VARIABLE=VALUE... -- OPTION...: says so, and ends by itself with an error or lives and fails the request
 refused() {
-	local name=$1 text=$2
+	local name=$1 text=$2 code
 	shift 2
 	if serve GGML_BACKEND_PATH="$plugin" "$@" -c 1024 -np 1; then
 		ask completion '{"prompt":"Once","n_predict":2}' | grep -q '"error"' || wrong "$name: the request did not fail"
-		kill -0 $server 2>/dev/null || wrong "$name: the server ended with the request"
+		kill -0 "$server" 2>/dev/null || wrong "$name: the server ended with the request"
 	else
-		wait $server
-		[ $? -lt 124 ] || wrong "$name: exit code $?"
+		wait "$server"
+		code=$?
+		[ $code -lt 124 ] || wrong "$name: exit code $code"
 		server=
 	fi
 	stop

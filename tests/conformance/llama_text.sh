@@ -3,7 +3,7 @@
 # Stock llama.cpp, greedy, 512 tokens of a trained model: the same text with the plug-in as without it. With all in memory,
 # with 1/2, 1/10 and 1/50 of it, and with 1 to 4 threads, the log-probabilities are the same to the last digit. Loaded but
 # not chosen, or not configured, it changes nothing.
-# shellcheck source=tests/lib/llama.sh
+# shellcheck source=tests/lib/llama.sh disable=SC2119
 . "$KVT_SOURCE/tests/lib/llama.sh"
 need_model
 dir=$TMPDIR/text

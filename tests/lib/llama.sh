@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # What the tests with a real llama.cpp share: they need the chroot of scripts/llama/fetch, the plug-in and a small model.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034,SC2119,SC2120 # names that the tests read; stop takes a signal or none
 
 set -u
 run=$KVT_SOURCE/scripts/llama/run
@@ -37,7 +37,7 @@ serve() {
 	OMP_WAIT_POLICY=passive "$run" env "${vars[@]}" llama-server -m "$model" --host 127.0.0.1 --port $port -t 1 --no-webui \
 		--cache-ram 0 "$@" </dev/null >"$TMPDIR/server.log" 2>&1 &
 	server=$!
-	for i in $(seq 200); do
+	for i in $(seq 600); do
 		kill -0 $server 2>/dev/null || return 1
 		! curl -sf "http://127.0.0.1:$port/health" >/dev/null || return 0
 		sleep 0.2
@@ -48,7 +48,7 @@ serve() {
 ask() { curl -s --max-time 120 "http://127.0.0.1:$port/$1" ${2:+-H 'Content-Type: application/json' -d "$2"}; }
 
 stop() {
-	[ -z "$server" ] || { kill "${1:--TERM}" $server 2>/dev/null; wait $server 2>/dev/null; }
+	[ -z "$server" ] || { kill "${1:--TERM}" "$server" 2>/dev/null; wait "$server" 2>/dev/null; }
 	server=
 }
 trap 'stop -KILL' EXIT

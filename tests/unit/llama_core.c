@@ -65,7 +65,8 @@ static struct kg_view plain(void *data, uint32_t type, int64_t ne0, int64_t ne1,
 	uint64_t row = element * (uint64_t)ne0;
 
 	return (struct kg_view){ .data = data, .type = type, .ne = { ne0, ne1, ne2, 1 }, .row_bytes = row,
-				 .rows = (uint64_t)ne1, .nb = { element, row, row * (uint64_t)ne1, row * (uint64_t)(ne1 * ne2) } };
+				 .rows = (uint64_t)ne1,
+				 .nb = { element, row, row * (uint64_t)ne1, row * (uint64_t)(ne1 * ne2) } };
 }
 
 enum { COLS = 64, ROWS = 150, STREAMS = 3 };

@@ -148,7 +148,8 @@ struct kg_reg {
 	X(ggml_init, struct ggml_context *(*)(struct ggml_init_params))                                       \
 	X(ggml_free, void (*)(struct ggml_context *))                                                         \
 	X(ggml_new_tensor_2d, struct ggml_tensor *(*)(struct ggml_context *, enum ggml_type, int64_t, int64_t)) \
-	X(ggml_view_2d, struct ggml_tensor *(*)(struct ggml_context *, struct ggml_tensor *, int64_t, int64_t, size_t, size_t)) \
+	X(ggml_view_2d, struct ggml_tensor *(*)(struct ggml_context *, struct ggml_tensor *, int64_t, int64_t, size_t, \
+						size_t))                                                      \
 	X(ggml_set_name, struct ggml_tensor *(*)(struct ggml_tensor *, const char *))
 
 #endif

@@ -12,11 +12,9 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/err.h"
 #include "codec/codec.h"
@@ -358,15 +356,10 @@ static enum ggml_status graph_compute(kg_backend_t backend, struct ggml_cgraph *
 
 /* ---- backend ---- */
 
-static const char *device_name(void)
-{
-	return DEVICE;
-}
-
 static const char *backend_name(kg_backend_t backend)
 {
 	(void)backend;
-	return device_name();
+	return DEVICE;
 }
 
 static void backend_free(kg_backend_t backend)
@@ -397,7 +390,8 @@ static enum ggml_status buffer_init_tensor(kg_buf_t buf, struct ggml_tensor *t)
 	t->extra = NULL;
 	ret = kg_tensor_wanted(t->name, type_of(t->type), ggml.ggml_type_name(t->type));
 	if (ret > 0)
-		ret = kg_tensor_add(b, t->name, type_of(t->type), t->ne, (uint64_t)((uint8_t *)t->data - kg_buffer_base(b)), &kv);
+		ret = kg_tensor_add(b, t->name, type_of(t->type), t->ne,
+				    (uint64_t)((uint8_t *)t->data - kg_buffer_base(b)), &kv);
 	if (ret < 0) {
 		say_error("KV cache");
 		return GGML_STATUS_ALLOC_FAILED;
@@ -514,7 +508,7 @@ static bool buft_is_host(kg_buft_t type)
 static const char *dev_name(kg_dev_t dev)
 {
 	(void)dev;
-	return device_name();
+	return DEVICE;
 }
 
 static const char *dev_description(kg_dev_t dev)
@@ -708,7 +702,8 @@ static int probe_tensor(void)
 	t = ggml.ggml_new_tensor_2d(ctx, GGML_TYPE_F16, 64, 3);
 	v = ggml.ggml_view_2d(ctx, t, 32, 2, t->nb[1], t->nb[1]);
 	ggml.ggml_set_name(t, "cache_k_l0");
-	fine = t->type == GGML_TYPE_F16 && t->ne[0] == 64 && t->ne[1] == 3 && t->ne[3] == 1 && t->nb[1] == 128 && t->nb[2] == 384 &&
+	fine = t->type == GGML_TYPE_F16 && t->ne[0] == 64 && t->ne[1] == 3 && t->ne[3] == 1 && t->nb[1] == 128 &&
+	       t->nb[2] == 384 &&
 	       t->op == GGML_OP_NONE && !t->src[0] && !t->view_src && !t->data && !strcmp(t->name, "cache_k_l0") &&
 	       v->view_src == t && v->view_offs == 128 && v->src[0] == t && !strcmp(ggml.ggml_op_name(v->op), "VIEW") &&
 	       !strcmp(ggml.ggml_type_name(GGML_TYPE_Q8_0), "q8_0") && !strcmp(ggml.ggml_type_name(GGML_TYPE_BF16), "bf16") &&
