@@ -37,11 +37,12 @@ grep -q '"host": "user' /tmp/tight.json && grep -q '"host_note": ".*RLIMIT_MEMLO
 chmod 660 /dev/kvtier
 echo "ok   little locked memory: $(sed -n 's/.*"host_note": "\(.*\)".*/\1/p' /tmp/tight.json)"
 
-warm /prompt user - 8 /tmp/cold
-! warm /prompt module kv 8 /tmp/killed die || { echo "it was not killed"; exit 1; }
+head -c 200 /prompt >/tmp/short
+warm /tmp/short user - 8 /tmp/cold
+! warm /tmp/short module kv 8 /tmp/killed die || { echo "it was not killed"; exit 1; }
 [ "$(cat /sys/kernel/kvtier/pools_alive)" = 1 ]
 before=$(cat /sys/kernel/kvtier/read_bytes)
-warm /prompt module kv 8 /tmp/warm >/tmp/warm.out
+warm /tmp/short module kv 8 /tmp/warm >/tmp/warm.out
 cat /tmp/warm.out
 grep -Eq '^([0-9]+) of [0-9]+ tokens found, 0 bytes read from disk' /tmp/warm.out
 if grep -q '^0 of' /tmp/warm.out; then exit 1; fi
