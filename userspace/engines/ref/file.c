@@ -23,7 +23,8 @@ int ref_read_file(const char *path, uint64_t limit, char **data, size_t *bytes)
 	if (fd < 0)
 		return kvt_fail(-errno, "%s: %s", path, strerror(errno));
 	if (fstat(fd, &st) || !S_ISREG(st.st_mode)) {
-		err = kvt_fail(-EINVAL, "%s: %s, not a regular file", path, S_ISDIR(st.st_mode) ? "a directory" : "a pipe or device");
+		err = kvt_fail(S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL, "%s: %s, not a regular file", path,
+			       S_ISDIR(st.st_mode) ? "a directory" : "a pipe or device");
 		goto free_buf;
 	}
 	do {
