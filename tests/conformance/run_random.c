@@ -297,8 +297,9 @@ START_TEST(same_weights_by_every_way)
 		write_model(8, 2, 64, false, shards);
 		for (uint32_t mode = 0; mode < KVT_LOAD_MODES; mode++)
 			for (uint32_t io = KVT_IO_AUTO; io <= KVT_IO_THREADS; io += KVT_IO_THREADS) {
-				const struct kvt_load_params how = { .mode = mode, .io = io, .piece_bytes = 64 << 10,
-								     .progress = count_pieces, .user = &ended };
+				const struct kvt_load_params how = { .size = sizeof(how), .mode = mode, .io = io,
+								     .piece_bytes = 64 << 10, .progress = count_pieces,
+								     .user = &ended };
 
 				got = load_model(&how);
 				same_model(want, got);

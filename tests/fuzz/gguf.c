@@ -59,7 +59,7 @@ static void read_tensors(const struct kvt_weights *w, uint64_t bytes)
 
 static void load_model(const char *path)
 {
-	const struct kvt_load_params how = { .mode = KVT_LOAD_MMAP };
+	const struct kvt_load_params how = { .size = sizeof(how), .mode = KVT_LOAD_MMAP };
 	struct ref_model *m;
 
 	if (ref_model_load(path, NULL, &how, &m))

@@ -53,7 +53,7 @@ START_TEST(random_plans)
 	uint32_t optimal = 0, plans = 400;
 
 	for (uint32_t round = 0; round < plans; round++) {
-		struct kvt_arena_plan plan = { .buffers = buffers, .n = 1 + random_below(64), .loop_first = 1 };
+		struct kvt_arena_plan plan = { .size = sizeof(plan), .buffers = buffers, .n = 1 + random_below(64), .loop_first = 1 };
 		struct kvt_arena_size size, size2;
 		double ratio;
 
@@ -83,7 +83,7 @@ START_TEST(search_finds)
 	uint32_t plain = 0, found = 0;
 
 	for (uint32_t round = 0; round < 60; round++) {
-		struct kvt_arena_plan plan = { .buffers = buffers, .n = 40, .loop_first = 1 };
+		struct kvt_arena_plan plan = { .size = sizeof(plan), .buffers = buffers, .n = 40, .loop_first = 1 };
 		struct kvt_arena_size size;
 
 		for (uint32_t i = 0; i < plan.n; i++) {
@@ -171,7 +171,7 @@ START_TEST(contents_survive)
 	struct kvt_gpu *gpu;
 
 	ck_assert_int_eq(kvt_mock_open(0, &gpu), 0);
-	ck_assert_int_eq(kvt_arena_create(gpu, NULL, &plan, &arena), 0);
+	ck_assert_int_eq(kvt_arena_create(gpu, &plan, &arena), 0);
 	ck_assert_uint_eq(kvt_mock_allocs(gpu), 1);
 	for (uint32_t pass = 0; pass < 2; pass++) {
 		for (uint32_t step = 0; step < plan.loop_first; step++)
@@ -195,7 +195,8 @@ END_TEST
 START_TEST(loop_keeps)
 {
 	static const struct kvt_arena_buffer buffers[] = { { "in", 256, 0, 1 }, { "late", 256, 3, 3 }, { "out", 256, 4, 4 } };
-	struct kvt_arena_plan straight = { buffers, 3, 1, 0 }, loop = { buffers, 3, 1, 3 };
+	struct kvt_arena_plan straight = { .size = sizeof(straight), .n = 3, .buffers = buffers };
+	struct kvt_arena_plan loop = { .size = sizeof(loop), .n = 3, .buffers = buffers, .loop_first = 1, .loop_last = 3 };
 	struct kvt_arena_size size;
 	uint64_t offsets[3];
 
@@ -211,14 +212,15 @@ START_TEST(refusals)
 {
 	static const struct kvt_arena_buffer good[] = { { "q", 1000, 0, 2 }, { "gate", 300, 3, 4 }, { "none", 0, 0, 4 } };
 	struct kvt_arena_buffer bad[3];
-	struct kvt_arena_plan plan = { good, 3, 1, 0 }, wrong = { bad, 3, 1, 0 };
+	struct kvt_arena_plan plan = { .size = sizeof(plan), .n = 3, .buffers = good };
+	struct kvt_arena_plan wrong = { .size = sizeof(wrong), .n = 3, .buffers = bad };
 	struct kvt_arena_size size;
 	struct kvt_arena *arena;
 	struct kvt_gpu *gpu;
 	kvt_dptr p, q;
 
 	ck_assert_int_eq(kvt_mock_open(0, &gpu), 0);
-	ck_assert_int_eq(kvt_arena_create(gpu, NULL, &plan, &arena), 0);
+	ck_assert_int_eq(kvt_arena_create(gpu, &plan, &arena), 0);
 	ck_assert_uint_eq(kvt_arena_size(arena).bytes, 1024);
 	ck_assert_int_eq(kvt_arena_get(arena, 0, 1000, 2, &p), 0);
 	ck_assert_int_eq(kvt_arena_get(arena, 0, 1, 0, &q), 0);
@@ -238,7 +240,7 @@ START_TEST(refusals)
 
 	memcpy(bad, good, sizeof(bad));
 	bad[1].last = 2;
-	ck_assert_int_eq(kvt_arena_create(gpu, NULL, &wrong, &arena), -EINVAL);
+	ck_assert_int_eq(kvt_arena_create(gpu, &wrong, &arena), -EINVAL);
 	ck_assert_ptr_null(arena);
 	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "gate lives from step 3 to 2"));
 	bad[1].last = 4;
@@ -248,13 +250,17 @@ START_TEST(refusals)
 	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "gate"));
 	bad[0].bytes = bad[1].bytes = 1ull << 60; /* each is allowed, the sum is not */
 	ck_assert_int_eq(kvt_arena_layout(&wrong, NULL, &size), -EOVERFLOW);
+	plan.size = 0;
+	ck_assert_int_eq(kvt_arena_layout(&plan, NULL, &size), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "KVT_INIT"));
+	plan.size = sizeof(plan);
 	plan.n = 0;
 	ck_assert_int_eq(kvt_arena_layout(&plan, NULL, &size), -EINVAL);
 	plan.n = KVT_ARENA_BUFFERS + 1;
 	ck_assert_int_eq(kvt_arena_layout(&plan, NULL, &size), -EINVAL);
 	plan.buffers = good + 2;
 	plan.n = 1;
-	ck_assert_int_eq(kvt_arena_create(gpu, NULL, &plan, &arena), 0);
+	ck_assert_int_eq(kvt_arena_create(gpu, &plan, &arena), 0);
 	ck_assert_int_eq(kvt_arena_get(arena, 0, 0, 0, &q), 0);
 	ck_assert_uint_ne(q, 0);
 	kvt_arena_destroy(arena);
@@ -265,22 +271,22 @@ END_TEST
 START_TEST(budget)
 {
 	static const struct kvt_arena_buffer buffers[] = { { "a", 1000, 0, 0 }, { "b", 3000, 1, 1 } };
-	struct kvt_arena_plan plan = { buffers, 2, 1, 0 };
+	struct kvt_arena_plan plan = { .size = sizeof(plan), .n = 2, .buffers = buffers };
 	struct kvt_budget b = { .limit = 3071 };
 	struct kvt_arena *arena;
 	struct kvt_gpu *gpu;
 
 	ck_assert_int_eq(kvt_mock_open(0, &gpu), 0);
-	ck_assert_int_eq(kvt_arena_create(gpu, &b, &plan, &arena), -ENOMEM);
+	ck_assert_int_eq(kvt_arena_create_charged(gpu, &b, &plan, &arena), -ENOMEM);
 	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "needs 3072 bytes"));
 	ck_assert_uint_eq(kvt_mock_allocs(gpu), 0);
 	b.limit = 3072;
 	kvt_mock_refuse(gpu, KVT_MOCK_alloc, -ENOMEM);
-	ck_assert_int_eq(kvt_arena_create(gpu, &b, &plan, &arena), -ENOMEM);
+	ck_assert_int_eq(kvt_arena_create_charged(gpu, &b, &plan, &arena), -ENOMEM);
 	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "mock: no 3072 bytes of scratch"));
 	ck_assert_uint_eq(b.used, 0);
 	kvt_mock_refuse(gpu, KVT_MOCK_alloc, 0);
-	ck_assert_int_eq(kvt_arena_create(gpu, &b, &plan, &arena), 0);
+	ck_assert_int_eq(kvt_arena_create_charged(gpu, &b, &plan, &arena), 0);
 	ck_assert_uint_eq(b.used, 3072);
 	kvt_arena_destroy(arena);
 	ck_assert_uint_eq(b.used, 0);

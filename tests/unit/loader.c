@@ -92,7 +92,7 @@ static bool (*const picks[])(uint32_t) = { all, odd, small, big, none };
 
 /* Load each picked tensor into memory of its own between redzones, last first, and compare with a plain read. */
 static void load_and_compare(const struct kvt_weights *w, bool (*pick)(uint32_t), const struct kvt_load_params *params,
-			     struct kvt_load_report *report)
+			     struct kvt_budget *budget, struct kvt_load_report *report)
 {
 	struct kvt_load_item *items = calloc(w->n_tensors, sizeof(*items));
 	uint64_t total = 0;
@@ -109,7 +109,7 @@ static void load_and_compare(const struct kvt_weights *w, bool (*pick)(uint32_t)
 		items[n++] = (struct kvt_load_item){ .tensor = t, .host = p + REDZONE };
 		total += t->bytes;
 	}
-	ck_assert_msg(kvt_load(w, items, n, params, report) == 0, "%s", kvt_last_error());
+	ck_assert_msg(kvt_load_charged(w, items, n, params, budget, report) == 0, "%s", kvt_last_error());
 	ck_assert_uint_eq(report->bytes, total);
 	for (uint32_t k = 0; k < n; k++) {
 		const struct kvt_tensor *t = items[k].tensor;
@@ -134,11 +134,11 @@ START_TEST(every_way)
 			for (uint32_t depth = 1; depth <= 5; depth += 4)
 				for (uint64_t piece = depth == 1 ? 4096 * 32 : 4096; piece <= 4 << 20; piece *= 32)
 					for (size_t k = 0; k < sizeof(picks) / sizeof(*picks); k++) {
-						struct kvt_load_params p = { .mode = mode, .io = io, .depth = depth,
+						struct kvt_load_params p = { .size = sizeof(p), .mode = mode, .io = io, .depth = depth,
 									     .piece_bytes = piece };
-						struct kvt_load_report r;
+						struct kvt_load_report r = KVT_INIT(r);
 
-						load_and_compare(w, picks[k], &p, &r);
+						load_and_compare(w, picks[k], &p, NULL, &r);
 						if (mode != KVT_LOAD_MMAP)
 							ck_assert_str_eq(r.io, io == KVT_IO_URING ? "io_uring" : "threads");
 						if (mode == KVT_LOAD_BUFFERED && picks[k] == all)
@@ -165,11 +165,11 @@ START_TEST(image)
 	want = d.p;
 	for (uint32_t mode = 0; mode < KVT_LOAD_MODES; mode++) {
 		struct kvt_budget budget = { .limit = 64 << 20 };
-		struct kvt_load_params p = { .mode = mode, .budget = &budget };
+		struct kvt_load_params p = { .size = sizeof(p), .mode = mode };
 		struct kvt_load_image image;
-		struct kvt_load_report r;
+		struct kvt_load_report r = KVT_INIT(r);
 
-		ck_assert_msg(kvt_load_image(w, &p, &image, &r) == 0, "%s", kvt_last_error());
+		ck_assert_msg(kvt_load_image(w, &p, &budget, &image, &r) == 0, "%s", kvt_last_error());
 		for (uint32_t i = 0; i < w->n_tensors; i++) {
 			const struct kvt_load_item *item = &image.items[i];
 
@@ -186,7 +186,7 @@ START_TEST(image)
 		ck_assert_uint_eq(atomic_load(&budget.used), 0);
 		/* one byte less than the block: nothing is allocated */
 		budget.limit = 4000000;
-		ck_assert_int_eq(kvt_load_image(w, &p, &image, &r), -ENOMEM);
+		ck_assert_int_eq(kvt_load_image(w, &p, &budget, &image, &r), -ENOMEM);
 		ck_assert_ptr_nonnull(strstr(kvt_last_error(), "RAM budget"));
 		ck_assert_uint_eq(atomic_load(&budget.used), 0);
 		kvt_load_image_free(&image);
@@ -216,10 +216,10 @@ START_TEST(shards)
 	ck_assert_uint_eq(w->n_shards, 3);
 	for (uint32_t mode = 0; mode < KVT_LOAD_MODES; mode++)
 		for (size_t k = 0; k < sizeof(picks) / sizeof(*picks); k++) {
-			struct kvt_load_params p = { .mode = mode, .piece_bytes = 256 << 10 };
-			struct kvt_load_report r;
+			struct kvt_load_params p = { .size = sizeof(p), .mode = mode, .piece_bytes = 256 << 10 };
+			struct kvt_load_report r = KVT_INIT(r);
 
-			load_and_compare(w, picks[k], &p, &r);
+			load_and_compare(w, picks[k], &p, NULL, &r);
 			ck_assert_uint_eq(r.shards[1] + r.shards[2] + r.shards[3], picks[k] == none ? 0 : 3);
 		}
 	kvt_weights_close(w);
@@ -231,13 +231,13 @@ START_TEST(rule)
 {
 	const char *path = write_model("model.safetensors", "t", 16);
 	struct kvt_weights *w = open_ok(path);
-	struct kvt_load_params p = { 0 };
-	struct kvt_load_report r;
+	struct kvt_load_params p = KVT_INIT(p);
+	struct kvt_load_report r = KVT_INIT(r);
 	int fd = open(path, O_RDONLY);
 	uint8_t *map = mmap(NULL, w->shards[0].bytes, PROT_READ, MAP_SHARED, fd, 0);
 	unsigned char resident;
 
-	load_and_compare(w, all, &p, &r); /* it has just been written */
+	load_and_compare(w, all, &p, NULL, &r); /* it has just been written */
 	ck_assert_uint_eq(r.shards[KVT_LOAD_BUFFERED], 1);
 	for (size_t k = 0; k < 4; k++) {
 		ck_assert_int_eq(fdatasync(fd), 0);
@@ -247,7 +247,7 @@ START_TEST(rule)
 			printf("SKIP: rule: %s keeps its pages cached\n", path);
 			break;
 		}
-		load_and_compare(w, picks[k], &p, &r);
+		load_and_compare(w, picks[k], &p, NULL, &r);
 		ck_assert_uint_eq(r.shards[KVT_LOAD_BUFFERED], 0);
 		ck_assert_uint_eq(r.shards[KVT_LOAD_DIRECT] + r.shards[KVT_LOAD_MMAP], 1);
 	}
@@ -288,12 +288,12 @@ static void deny(int nr, int err, int arg, uint32_t mask)
 START_TEST(no_direct_at_open)
 {
 	struct kvt_weights *w = open_ok(write_model("model.safetensors", "t", 2));
-	struct kvt_load_params p = { .mode = KVT_LOAD_DIRECT };
-	struct kvt_load_report r;
+	struct kvt_load_params p = { .size = sizeof(p), .mode = KVT_LOAD_DIRECT };
+	struct kvt_load_report r = KVT_INIT(r);
 
 	kvt_set_log(keep_line, NULL);
 	deny(SYS_openat, EINVAL, 2, O_DIRECT);
-	load_and_compare(w, all, &p, &r);
+	load_and_compare(w, all, &p, NULL, &r);
 	ck_assert_uint_eq(r.shards[KVT_LOAD_MMAP], 1);
 	ck_assert_uint_eq(r.shards[KVT_LOAD_DIRECT], 0);
 	ck_assert_msg(strstr(last_line, "has no O_DIRECT") && strstr(last_line, "mmap"), "%s", last_line);
@@ -307,10 +307,10 @@ END_TEST
 START_TEST(no_direct_at_read)
 {
 	struct kvt_weights *w = open_ok(write_model("model.safetensors", "t", 3));
-	struct kvt_load_params p = { .io = KVT_IO_THREADS, .mode = KVT_LOAD_DIRECT, .piece_bytes = 1 << 20 };
+	struct kvt_load_params p = { .size = sizeof(p), .io = KVT_IO_THREADS, .mode = KVT_LOAD_DIRECT, .piece_bytes = 1 << 20 };
 	uint8_t *a = malloc(w->bytes), *b = malloc(w->bytes);
 	struct kvt_load_item *items = calloc(w->n_tensors, sizeof(*items));
-	struct kvt_load_report r;
+	struct kvt_load_report r = KVT_INIT(r);
 	uint64_t at = 0;
 
 	for (uint32_t i = 0; i < w->n_tensors; i++) {
@@ -335,12 +335,12 @@ END_TEST
 START_TEST(no_io_uring)
 {
 	struct kvt_weights *w = open_ok(write_model("model.safetensors", "t", 4));
-	struct kvt_load_params p = { .mode = KVT_LOAD_DIRECT };
-	struct kvt_load_report r;
+	struct kvt_load_params p = { .size = sizeof(p), .mode = KVT_LOAD_DIRECT };
+	struct kvt_load_report r = KVT_INIT(r);
 
 	kvt_set_log(keep_line, NULL);
 	deny(SYS_io_uring_setup, EPERM, 0, ~0u);
-	load_and_compare(w, all, &p, &r);
+	load_and_compare(w, all, &p, NULL, &r);
 	ck_assert_str_eq(r.io, "threads");
 	ck_assert_ptr_nonnull(strstr(last_line, "io_uring"));
 	p.io = KVT_IO_URING;
@@ -352,11 +352,11 @@ END_TEST
 START_TEST(no_process_vm_readv)
 {
 	struct kvt_weights *w = open_ok(write_model("model.safetensors", "t", 5));
-	struct kvt_load_params p = { .mode = KVT_LOAD_MMAP };
-	struct kvt_load_report r;
+	struct kvt_load_params p = { .size = sizeof(p), .mode = KVT_LOAD_MMAP };
+	struct kvt_load_report r = KVT_INIT(r);
 
 	deny(SYS_process_vm_readv, EPERM, 0, ~0u);
-	load_and_compare(w, all, &p, &r);
+	load_and_compare(w, all, &p, NULL, &r);
 	kvt_weights_close(w);
 }
 END_TEST
@@ -395,8 +395,8 @@ START_TEST(changes_while_loading)
 			for (int how = 0; how < 4; how++) {
 				static const off_t to[] = { 0, 4096 + 5, 50 << 20, -1 };
 				struct change c = { .path = write_model("model.safetensors", "t", 6), .size = to[how] };
-				struct kvt_load_params p = { .mode = mode, .io = io, .piece_bytes = 64 << 10, .depth = 2,
-							     .progress = change_file, .user = &c };
+				struct kvt_load_params p = { .size = sizeof(p), .mode = mode, .io = io, .depth = 2,
+							     .piece_bytes = 64 << 10, .progress = change_file, .user = &c };
 				struct kvt_weights *w = open_ok(c.path);
 				struct kvt_load_item *items = calloc(w->n_tensors, sizeof(*items));
 				uint8_t *mem = malloc(kvt_load_layout(w, NULL, NULL) + 4096);
@@ -417,7 +417,7 @@ START_TEST(replaced_before_loading)
 {
 	const char *path = write_model("model.safetensors", "t", 8);
 	struct kvt_weights *w = open_ok(path);
-	struct kvt_load_params p = { .mode = KVT_LOAD_DIRECT };
+	struct kvt_load_params p = { .size = sizeof(p), .mode = KVT_LOAD_DIRECT };
 	char byte[1];
 	struct kvt_load_item item = { .tensor = &w->tensors[0], .host = byte };
 
@@ -443,11 +443,11 @@ START_TEST(progress_and_cancel)
 {
 	struct kvt_weights *w = open_ok(write_model("model.safetensors", "t", 10));
 	uint64_t seen[2] = { 0, UINT64_MAX };
-	struct kvt_load_params p = { .progress = count, .user = seen, .piece_bytes = 256 << 10 };
-	struct kvt_load_report r;
+	struct kvt_load_params p = { .size = sizeof(p), .progress = count, .user = seen, .piece_bytes = 256 << 10 };
+	struct kvt_load_report r = KVT_INIT(r);
 	struct kvt_load_item item = { .tensor = kvt_weights_find(w, "t12") };
 
-	load_and_compare(w, all, &p, &r);
+	load_and_compare(w, all, &p, NULL, &r);
 	ck_assert_uint_eq(seen[0], w->bytes);
 	seen[0] = 0;
 	seen[1] = 500000;
@@ -465,24 +465,23 @@ END_TEST
 START_TEST(budget)
 {
 	struct kvt_weights *w = open_ok(write_model("model.safetensors", "t", 11));
-	struct kvt_load_report r;
+	struct kvt_load_report r = KVT_INIT(r);
 	uint64_t limit = 64 << 20;
 
 	/* smaller and fewer reads, down to one of 256 KiB and its stack */
 	for (; limit >= (256 + 64) << 10; limit = limit * 2 / 3) {
 		struct kvt_budget b = { .limit = limit };
-		struct kvt_load_params p = { .budget = &b };
+		struct kvt_load_params p = KVT_INIT(p);
 
-		load_and_compare(w, all, &p, &r);
+		load_and_compare(w, all, &p, &b, &r);
 		ck_assert_uint_le(atomic_load(&b.peak), limit);
 		ck_assert_uint_eq(atomic_load(&b.peak), r.staging_bytes);
 		ck_assert_uint_eq(atomic_load(&b.used), 0);
 	}
 	{
 		struct kvt_budget b = { .limit = 200 << 10 };
-		struct kvt_load_params p = { .budget = &b };
 
-		ck_assert_int_eq(kvt_load(w, NULL, 0, &p, &r), -ENOMEM);
+		ck_assert_int_eq(kvt_load_charged(w, NULL, 0, NULL, &b, &r), -ENOMEM);
 		ck_assert_ptr_nonnull(strstr(kvt_last_error(), "budget"));
 		ck_assert_uint_eq(atomic_load(&b.peak), 0);
 	}
@@ -497,7 +496,7 @@ START_TEST(wrong_calls)
 {
 	struct kvt_weights *w = open_ok(write_model("model.safetensors", "t", 12));
 	struct kvt_load_item item = { .tensor = &w->tensors[0] };
-	struct kvt_load_params p = { 0 };
+	struct kvt_load_params p = KVT_INIT(p);
 	char byte;
 
 	ck_assert_int_eq(kvt_load(w, &item, 1, &p, NULL), -EINVAL); /* no destination */
@@ -514,6 +513,15 @@ START_TEST(wrong_calls)
 	p.depth = 0;
 	p.mode = KVT_LOAD_MODES;
 	ck_assert_int_eq(kvt_load(w, &item, 1, &p, NULL), -EINVAL);
+	p.mode = KVT_LOAD_AUTO;
+	p.size = 0;
+	ck_assert_int_eq(kvt_load(w, &item, 1, &p, NULL), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "KVT_INIT"));
+	p.size = sizeof(p);
+	byte = 42;
+	ck_assert_int_eq(kvt_load(w, &item, 1, &p, &(struct kvt_load_report){ 0 }), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "load report: size is 0"));
+	ck_assert_int_eq(byte, 42);
 	kvt_weights_close(w);
 }
 END_TEST
@@ -571,8 +579,9 @@ START_TEST(gpu_late_copies)
 	for (uint32_t mode = 0; mode < KVT_LOAD_MODES; mode++)
 		for (size_t d = 0; d < 3; d++)
 			for (uint64_t piece = 4096; piece <= 4 << 20; piece *= 32) {
-				struct kvt_load_params p = { .mode = mode, .piece_bytes = piece, .depth = 3 };
-				struct kvt_load_report r;
+				struct kvt_load_params p = { .size = sizeof(p), .mode = mode, .piece_bytes = piece,
+							     .depth = 3 };
+				struct kvt_load_report r = KVT_INIT(r);
 				uint64_t alive;
 
 				ck_assert_int_eq(kvt_mock_open(0, &gpu), 0);
@@ -597,7 +606,7 @@ END_TEST
 START_TEST(gpu_fails_anywhere)
 {
 	struct kvt_weights *w = open_ok(write_model("model.safetensors", "t", 14));
-	struct kvt_load_params p = { .piece_bytes = 1 << 20, .depth = 2 };
+	struct kvt_load_params p = { .size = sizeof(p), .piece_bytes = 1 << 20, .depth = 2 };
 	struct kvt_load_item items[N_TENSORS];
 	struct kvt_gpu *gpu;
 	bool more = true;
@@ -631,9 +640,9 @@ END_TEST
 START_TEST(gpu_staging_not_pinned)
 {
 	struct kvt_weights *w = open_ok(write_model("model.safetensors", "t", 15));
-	struct kvt_load_params p = { 0 };
+	struct kvt_load_params p = KVT_INIT(p);
 	struct kvt_load_item items[N_TENSORS];
-	struct kvt_load_report r;
+	struct kvt_load_report r = KVT_INIT(r);
 	struct kvt_gpu *gpu;
 
 	kvt_set_log(keep_line, NULL);

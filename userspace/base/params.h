@@ -33,4 +33,27 @@ static inline int kvt_params_copy(void *ours, uint32_t bytes, uint32_t least, co
 	return 0;
 }
 
+/* A struct to be filled for the caller, which begins with its size; NULL: not wanted. */
+static inline int kvt_result_check(const void *theirs, const char *what)
+{
+	uint32_t size = sizeof(size);
+
+	if (theirs)
+		memcpy(&size, theirs, sizeof(size));
+	if (size < sizeof(size))
+		return kvt_fail(-EINVAL, "%s: size is %u: begin with KVT_INIT()", what, size);
+	return 0;
+}
+
+/* Fill it from ours of @bytes: what an older one lacks is left out, a newer one's tail is zero. */
+static inline void kvt_result_copy(void *theirs, const void *ours, uint32_t bytes)
+{
+	uint32_t size;
+
+	memcpy(&size, theirs, sizeof(size));
+	memset(theirs, 0, size);
+	memcpy(theirs, ours, size < bytes ? size : bytes);
+	memcpy(theirs, &size, sizeof(size));
+}
+
 #endif

@@ -19,6 +19,7 @@
 #include "base/params.h"
 #include "cache/prefix.h"
 #include "codec/codec.h"
+#include "kvtier-arena.h"
 #include "store/journal.h"
 
 #define DEFAULT_BLOCK_BYTES (64u << 10)
@@ -389,19 +390,6 @@ static int make_tables(struct kvt_cache *c, const struct plan *plan)
 	return 0;
 }
 
-/* KVT_BACKEND_AUTO: an NVIDIA GPU if this machine and this build have what it takes, else host memory. */
-static int open_gpu(struct kvt_cache *c, const struct kvt_cache_params *p)
-{
-	int ret = p->backend == KVT_BACKEND_CPU ? -ENODEV : kvt_gpu_cuda_open(p->gpu_device, &c->gpu);
-
-	c->owns_gpu = true;
-	if (ret && p->backend == KVT_BACKEND_CUDA)
-		return kvt_fail_more(ret, "backend cuda");
-	if (ret && p->backend == KVT_BACKEND_AUTO)
-		kvt_log(KVT_LOG_WARN, "gpu tier: in host memory (backend cpu): %s", kvt_last_error());
-	return ret ? kvt_gpu_cpu_open(p->gpu_device, &c->gpu) : 0;
-}
-
 /* What a directory must have been written with. */
 static int open_dir(struct kvt_cache *c, const struct plan *plan)
 {
@@ -446,7 +434,8 @@ static int build(struct kvt_cache *c, struct plan *plan)
 			return ret;
 	}
 	if (!c->gpu && (plan->store.frames[KVT_TIER_GPU] || plan->p.backend == KVT_BACKEND_CUDA)) {
-		ret = open_gpu(c, &plan->p);
+		c->owns_gpu = true;
+		ret = kvt_gpu_open(plan->p.backend, plan->p.gpu_device, &c->gpu);
 		if (ret)
 			return ret;
 	}

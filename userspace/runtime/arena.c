@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "base/params.h"
 #include "runtime/philox.h"
 
 #define MAX_BYTES (1ull << 60) /* of all buffers: no sum overflows */
@@ -193,12 +194,17 @@ static void layout_free(struct layout *l)
 	free(l->offsets);
 }
 
-/* On success l->items, l->offsets and @size are set; free with layout_free(), also on failure. */
-static int lay_out(const struct kvt_arena_plan *plan, struct layout *l, struct kvt_arena_size *size)
+/* On success @plan, l->items, l->offsets and @size are set; free with layout_free(), also on failure. */
+static int lay_out(const struct kvt_arena_plan *theirs, struct kvt_arena_plan *plan, struct layout *l,
+		   struct kvt_arena_size *size)
 {
 	int err;
 
-	*l = (struct layout){ .n = plan->n, .bytes = UINT64_MAX };
+	*l = (struct layout){ .bytes = UINT64_MAX };
+	err = kvt_params_copy(plan, sizeof(*plan), sizeof(*plan), theirs, "arena plan");
+	if (err)
+		return err;
+	l->n = plan->n;
 	if (!plan->n || plan->n > KVT_ARENA_BUFFERS)
 		return kvt_fail(-EINVAL, "a plan of %u scratch buffers: 1 to %u are allowed", plan->n, KVT_ARENA_BUFFERS);
 	l->items = calloc(plan->n, sizeof(*l->items));
@@ -219,11 +225,12 @@ static int lay_out(const struct kvt_arena_plan *plan, struct layout *l, struct k
 
 int kvt_arena_layout(const struct kvt_arena_plan *plan, uint64_t *offsets, struct kvt_arena_size *size)
 {
+	struct kvt_arena_plan ours;
 	struct layout l;
-	int err = lay_out(plan, &l, size);
+	int err = lay_out(plan, &ours, &l, size);
 
 	if (!err && offsets)
-		memcpy(offsets, l.offsets, plan->n * sizeof(*offsets));
+		memcpy(offsets, l.offsets, l.n * sizeof(*offsets));
 	layout_free(&l);
 	return err;
 }
@@ -252,21 +259,22 @@ static int take_memory(struct kvt_arena *a)
 	return err;
 }
 
-int kvt_arena_create(struct kvt_gpu *gpu, struct kvt_budget *budget, const struct kvt_arena_plan *plan,
-		     struct kvt_arena **arena)
+int kvt_arena_create_charged(struct kvt_gpu *gpu, struct kvt_budget *budget, const struct kvt_arena_plan *theirs,
+			     struct kvt_arena **arena)
 {
+	struct kvt_arena_plan plan;
 	struct kvt_arena *a = NULL;
 	struct kvt_arena_size size;
 	struct layout l;
 	int err;
 
 	*arena = NULL;
-	err = lay_out(plan, &l, &size);
+	err = lay_out(theirs, &plan, &l, &size);
 	if (err)
 		goto out_layout;
-	a = calloc(1, sizeof(*a) + plan->n * sizeof(a->slots[0]));
+	a = calloc(1, sizeof(*a) + plan.n * sizeof(a->slots[0]));
 	if (!a) {
-		err = kvt_fail(-ENOMEM, "no memory for %u scratch buffers", plan->n);
+		err = kvt_fail(-ENOMEM, "no memory for %u scratch buffers", plan.n);
 		goto out_layout;
 	}
 	a->gpu = gpu;
@@ -274,9 +282,9 @@ int kvt_arena_create(struct kvt_gpu *gpu, struct kvt_budget *budget, const struc
 	a->size = size;
 	if (!a->size.bytes)
 		a->size.bytes = KVT_ARENA_ALIGN; /* only empty buffers: still an address */
-	a->n = plan->n;
-	for (uint32_t i = 0; i < plan->n; i++)
-		a->slots[i] = (struct slot){ plan->buffers[i].name, plan->buffers[i].bytes, l.offsets[i],
+	a->n = plan.n;
+	for (uint32_t i = 0; i < plan.n; i++)
+		a->slots[i] = (struct slot){ plan.buffers[i].name, plan.buffers[i].bytes, l.offsets[i],
 					     l.items[i].first, l.items[i].last };
 	err = take_memory(a);
 	if (err)
@@ -286,6 +294,11 @@ int kvt_arena_create(struct kvt_gpu *gpu, struct kvt_budget *budget, const struc
 out_layout:
 	layout_free(&l);
 	return err;
+}
+
+int kvt_arena_create(struct kvt_gpu *gpu, const struct kvt_arena_plan *plan, struct kvt_arena **arena)
+{
+	return kvt_arena_create_charged(gpu, NULL, plan, arena);
 }
 
 void kvt_arena_destroy(struct kvt_arena *a)

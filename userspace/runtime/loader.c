@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "base/err.h"
+#include "base/params.h"
 #include "runtime/build.h"
 #include "runtime/load_io.h"
 
@@ -49,7 +50,8 @@ struct source {
 
 struct load {
 	const struct kvt_weights *w;
-	const struct kvt_load_params *params;
+	struct kvt_load_params params;
+	struct kvt_budget *budget;
 	struct kvt_gpu *gpu;
 	struct kvt_load_report report;
 	struct span *spans;
@@ -255,8 +257,8 @@ static bool cached(const struct load *l, uint32_t first)
 /* What the page cache has comes from there; all else is O_DIRECT's, small tensors too: docs/bench/loader.md. */
 static uint32_t choose_mode(const struct load *l, uint32_t first)
 {
-	if (l->params->mode != KVT_LOAD_AUTO)
-		return l->params->mode;
+	if (l->params.mode != KVT_LOAD_AUTO)
+		return l->params.mode;
 	return cached(l, first) ? KVT_LOAD_BUFFERED : KVT_LOAD_DIRECT;
 }
 
@@ -282,13 +284,13 @@ static int open_source(struct load *l, uint32_t first)
 
 static uint64_t staging_need(const struct load *l)
 {
-	return l->depth * (l->piece_bytes + (l->params->io == KVT_IO_URING ? 0 : KVT_LOAD_STACK));
+	return l->depth * (l->piece_bytes + (l->params.io == KVT_IO_URING ? 0 : KVT_LOAD_STACK));
 }
 
 /* Over the budget: smaller reads, then fewer. */
 static int charge_staging(struct load *l)
 {
-	struct kvt_budget *b = l->params->budget;
+	struct kvt_budget *b = l->budget;
 
 	while (b && kvt_budget_charge(b, staging_need(l))) {
 		if (l->piece_bytes / 2 >= PIECE_MIN)
@@ -311,18 +313,18 @@ static int alloc_staging(struct load *l)
 
 	if (l->gpu && !l->gpu->ops->host_alloc(l->gpu, bytes, &p)) {
 		l->staging_host_alloc = true;
-		l->report.pinned = true;
 	} else {
 		p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		if (p == MAP_FAILED)
 			return kvt_fail(-ENOMEM, "no memory for %" PRIu64 " bytes of staging", bytes);
 		madvise(p, bytes, MADV_HUGEPAGE);
 		if (l->gpu && !l->gpu->ops->host_register(l->gpu, p, bytes))
-			l->staging_registered = l->report.pinned = true;
+			l->staging_registered = true;
 		else if (l->gpu)
 			kvt_log(KVT_LOG_WARN, "weights: staging is not pinned, copies to the GPU will be slower: %s",
 				kvt_last_error());
 	}
+	l->report.pinned = l->staging_host_alloc || l->staging_registered;
 	l->staging = p;
 	for (uint32_t i = 0; i < l->depth; i++)
 		l->slots[i].buf = l->staging + i * l->piece_bytes;
@@ -340,8 +342,8 @@ static void free_staging(struct load *l)
 			l->gpu->ops->host_unregister(l->gpu, l->staging);
 		munmap(l->staging, bytes);
 	}
-	if (l->params->budget && l->report.staging_bytes)
-		kvt_budget_release(l->params->budget, l->report.staging_bytes);
+	if (l->budget && l->report.staging_bytes)
+		kvt_budget_release(l->budget, l->report.staging_bytes);
 }
 
 static int open_gpu(struct load *l)
@@ -368,7 +370,7 @@ static int open_gpu(struct load *l)
 static int progress(struct load *l, uint64_t bytes)
 {
 	l->done += bytes;
-	if (l->params->progress && l->params->progress(l->params->user, l->done, l->total))
+	if (l->params.progress && l->params.progress(l->params.user, l->done, l->total))
 		return kvt_fail(-ECANCELED, "%s: loading was cancelled at %" PRIu64 " of %" PRIu64 " bytes", l->w->path, l->done,
 				l->total);
 	return 0;
@@ -658,25 +660,37 @@ static void finish(struct load *l)
 	free(l);
 }
 
-int kvt_load(const struct kvt_weights *w, const struct kvt_load_item *items, uint32_t n,
-	     const struct kvt_load_params *params, struct kvt_load_report *report)
+static int check_params(const struct kvt_load_params *p)
 {
-	struct load *l;
-	int err;
+	if (p->mode < KVT_LOAD_MODES && p->io <= KVT_IO_THREADS && p->piece_bytes % ALIGN == 0 && p->piece_bytes <= 1u << 30 &&
+	    p->depth <= KVT_LOAD_DEPTH_MAX)
+		return 0;
+	return kvt_fail(-EINVAL, "kvt_load: mode %u, io %u, pieces of %" PRIu64 " bytes (multiples of %u, at most 1 GiB), "
+			"depth %u (at most %u)", p->mode, p->io, p->piece_bytes, ALIGN, p->depth, KVT_LOAD_DEPTH_MAX);
+}
 
-	if (params->mode >= KVT_LOAD_MODES || params->io > KVT_IO_THREADS || params->piece_bytes % ALIGN ||
-	    params->piece_bytes > 1u << 30 || params->depth > KVT_LOAD_DEPTH_MAX)
-		return kvt_fail(-EINVAL, "kvt_load: mode %u, io %u, pieces of %" PRIu64 " bytes (multiples of %u, at most 1 GiB), "
-				"depth %u (at most %u)", params->mode, params->io, params->piece_bytes, ALIGN, params->depth,
-				KVT_LOAD_DEPTH_MAX);
+int kvt_load_charged(const struct kvt_weights *w, const struct kvt_load_item *items, uint32_t n,
+		     const struct kvt_load_params *params, struct kvt_budget *budget, struct kvt_load_report *report)
+{
+	struct kvt_load_params p = KVT_INIT(p);
+	struct load *l;
+	int err = params ? kvt_params_copy(&p, sizeof(p), sizeof(p), params, "load parameters") : 0;
+
+	if (!err)
+		err = kvt_result_check(report, "load report");
+	if (!err)
+		err = check_params(&p);
+	if (err)
+		return err;
 	l = calloc(1, sizeof(*l));
 	if (!l)
 		return kvt_fail(-ENOMEM, "%s: no memory for loading", w->path);
 	l->w = w;
-	l->params = params;
-	l->gpu = params->gpu;
-	l->piece_bytes = params->piece_bytes ? params->piece_bytes : PIECE_BYTES;
-	l->depth = params->depth ? params->depth : DEPTH;
+	l->params = p;
+	l->budget = budget;
+	l->gpu = p.gpu;
+	l->piece_bytes = p.piece_bytes ? p.piece_bytes : PIECE_BYTES;
+	l->depth = p.depth ? p.depth : DEPTH;
 	l->report.io = "none";
 	err = plan(l, items, n);
 	if (!err)
@@ -685,8 +699,8 @@ int kvt_load(const struct kvt_weights *w, const struct kvt_load_item *items, uin
 		err = alloc_staging(l);
 	if (!err && l->gpu)
 		err = open_gpu(l);
-	if (!err && params->mode != KVT_LOAD_MMAP) {
-		err = kvt_load_io_open(&l->io, params->io, l->depth);
+	if (!err && p.mode != KVT_LOAD_MMAP) {
+		err = kvt_load_io_open(&l->io, p.io, l->depth);
 		l->io_open = !err;
 		l->report.io = l->io.uring ? "io_uring" : "threads";
 	}
@@ -696,9 +710,15 @@ int kvt_load(const struct kvt_weights *w, const struct kvt_load_item *items, uin
 		err = unchanged(l);
 	l->report.bytes = l->done;
 	if (report)
-		*report = l->report;
+		kvt_result_copy(report, &l->report, sizeof(l->report));
 	finish(l);
 	return err;
+}
+
+int kvt_load(const struct kvt_weights *w, const struct kvt_load_item *items, uint32_t n,
+	     const struct kvt_load_params *params, struct kvt_load_report *report)
+{
+	return kvt_load_charged(w, items, n, params, NULL, report);
 }
 
 /* ---- memory ---- */
@@ -785,8 +805,8 @@ int kvt_load_fits(uint64_t bytes, struct kvt_gpu *gpu)
 	return 0;
 }
 
-int kvt_load_image(const struct kvt_weights *w, const struct kvt_load_params *params, struct kvt_load_image *image,
-		   struct kvt_load_report *report)
+int kvt_load_image(const struct kvt_weights *w, const struct kvt_load_params *params, struct kvt_budget *budget,
+		   struct kvt_load_image *image, struct kvt_load_report *report)
 {
 	uint64_t bytes = kvt_load_layout(w, NULL, NULL);
 	void *base;
@@ -796,11 +816,11 @@ int kvt_load_image(const struct kvt_weights *w, const struct kvt_load_params *pa
 	err = kvt_load_fits(bytes, NULL);
 	if (err)
 		return err;
-	if (params->budget && kvt_budget_charge(params->budget, bytes))
+	if (budget && kvt_budget_charge(budget, bytes))
 		return kvt_fail(-ENOMEM, "%s: the weights need %" PRIu64 " bytes, the budget has %" PRIu64 " left of %" PRIu64
 				": raise the RAM budget", w->path, bytes,
-				params->budget->limit - atomic_load(&params->budget->used), params->budget->limit);
-	image->budget = params->budget;
+				budget->limit - atomic_load(&budget->used), budget->limit);
+	image->budget = budget;
 	image->bytes = bytes;
 	image->items = calloc((size_t)w->n_tensors + 1, sizeof(*image->items));
 	/* one byte more: a model may have none */
@@ -812,7 +832,7 @@ int kvt_load_image(const struct kvt_weights *w, const struct kvt_load_params *pa
 	image->base = base;
 	madvise(base, bytes + 1, MADV_HUGEPAGE);
 	kvt_load_layout(w, base, image->items);
-	err = kvt_load(w, image->items, w->n_tensors, params, report);
+	err = kvt_load_charged(w, image->items, w->n_tensors, params, budget, report);
 	if (!err)
 		return 0;
 free_image:

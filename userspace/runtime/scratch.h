@@ -72,7 +72,8 @@ static inline struct kvt_arena_plan kvt_decoder_scratch(const struct kvt_decoder
 		name, kvt_arena_product(elements, rows, bytes), first, last);
 	KVT_DECODER_SCRATCH(KVT_ROW)
 #undef KVT_ROW
-	return (struct kvt_arena_plan){ buffers, KVT_DECODER_BUFFERS, KVT_STEP_NORM, KVT_STEP_ADD_MLP };
+	return (struct kvt_arena_plan){ sizeof(struct kvt_arena_plan), KVT_DECODER_BUFFERS, buffers, KVT_STEP_NORM,
+					KVT_STEP_ADD_MLP };
 }
 
 #endif

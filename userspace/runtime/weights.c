@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/err.h"
+#include "base/params.h"
 #include "codec/codec.h"
 #include "runtime/build.h"
 #include "runtime/gguf.h"
@@ -72,13 +74,15 @@ static const struct {
 
 const char *kvt_dtype_name(enum kvt_dtype dtype)
 {
-	return dtypes[dtype].name;
+	return (uint32_t)dtype < KVT_DTYPES ? dtypes[dtype].name : NULL;
 }
 
 void kvt_dtype_block(enum kvt_dtype dtype, uint32_t *block, uint32_t *bytes)
 {
-	*block = dtypes[dtype].block;
-	*bytes = dtypes[dtype].bytes;
+	bool known = (uint32_t)dtype < KVT_DTYPES;
+
+	*block = known ? dtypes[dtype].block : 0;
+	*bytes = known ? dtypes[dtype].bytes : 0;
 }
 
 const char *kvt_tensor_type(const struct kvt_tensor *t, char buf[24])
@@ -336,10 +340,15 @@ static float half(const uint8_t *src)
 }
 
 /* One multiplication by the block's scale, as ggml does it: the bits agree. */
-void kvt_tensor_decode(enum kvt_dtype dtype, const void *src, uint64_t n, float *dst)
+int kvt_tensor_decode(enum kvt_dtype dtype, const void *src, uint64_t n, float *dst)
 {
 	const uint8_t *block = src;
+	uint32_t elements, bytes;
 
+	kvt_dtype_block(dtype, &elements, &bytes);
+	if (elements && n % elements)
+		return kvt_fail(-EINVAL, "%llu elements of %s are no whole blocks of %u", (unsigned long long)n,
+				kvt_dtype_name(dtype), elements);
 	switch (dtype) {
 	case KVT_DT_F32:
 		kvt_codec_convert(dst, KVT_F32, src, KVT_F32, n);
@@ -369,8 +378,10 @@ void kvt_tensor_decode(enum kvt_dtype dtype, const void *src, uint64_t n, float 
 		}
 		break;
 	default:
-		break;
+		return kvt_fail(-ENOTSUP, "type %s cannot be decoded (F32, F16, BF16, Q8_0 and Q4_0 can)",
+				elements ? kvt_dtype_name(dtype) : "unknown");
 	}
+	return 0;
 }
 
 int kvt_tensor_decodes(const struct kvt_weights *w, const struct kvt_tensor *t)
@@ -418,6 +429,22 @@ int kvt_tensor_read_f32(const struct kvt_weights *w, const struct kvt_tensor *t,
 }
 
 /* ---- look-up ---- */
+
+int kvt_weights_info(const struct kvt_weights *w, struct kvt_weights_info *info)
+{
+	const struct kvt_weights_info ours = { .format = w->format, .version = w->version, .n_shards = w->n_shards,
+					       .n_tensors = w->n_tensors, .bytes = w->bytes };
+	int err = kvt_result_check(info, "weights info");
+
+	if (!err && info)
+		kvt_result_copy(info, &ours, sizeof(ours));
+	return err;
+}
+
+const struct kvt_tensor *kvt_weights_tensor(const struct kvt_weights *w, uint32_t index)
+{
+	return index < w->n_tensors ? &w->tensors[index] : NULL;
+}
 
 const struct kvt_tensor *kvt_weights_find(const struct kvt_weights *w, const char *name)
 {

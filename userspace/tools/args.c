@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* What the commands read from their arguments, and how they say what is wrong with them. */
 #include <errno.h>
+#include <getopt.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <math.h>
@@ -141,6 +142,19 @@ int tool_usage_error(const char *command, const char *fmt, ...)
 	va_end(ap);
 	fprintf(stderr, "kvtier %s: %s (see: kvtier help %s)\n", command, tool_message(line, buf, sizeof(buf)), command);
 	return 2;
+}
+
+int tool_option_error(const char *command, int found, char **argv, const struct option *options)
+{
+	const char letter[] = { '-', (char)optopt, 0 };
+
+	if (found == ':')
+		return tool_usage_error(command, "%s needs a value", argv[optind - 1]);
+	/* of a word of letters the one that is wrong; a long option is a word, also a known one with a value it does not take */
+	for (; optopt && options->name; options++)
+		if (options->val == optopt)
+			break;
+	return tool_usage_error(command, "\"%s\" is not an option", optopt && !options->name ? letter : argv[optind - 1]);
 }
 
 int tool_failed(const char *command)

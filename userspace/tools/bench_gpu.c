@@ -422,10 +422,10 @@ out:
 /* @cold: the file is dropped from the page cache before each load; else it is there. */
 static int bench_load(struct gb *g, const char *path, bool cold)
 {
-	struct kvt_load_params p = { .gpu = g->gpu, .piece_bytes = 8 << 20, .depth = 8 };
+	struct kvt_load_params p = { .size = sizeof(p), .gpu = g->gpu, .piece_bytes = 8 << 20, .depth = 8 };
 	double fast[3], slow[3], t;
 	struct kvt_load_item *items;
-	struct kvt_load_report report = { 0 };
+	struct kvt_load_report report = KVT_INIT(report);
 	struct kvt_weights *w;
 	uint64_t at = 0, mapped = 0;
 	kvt_dptr to = 0;
@@ -510,7 +510,8 @@ int bench_gpu(int argc, char **argv)
 	uint64_t n, device = 0;
 	int opt, ret = 0;
 
-	while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+	opterr = 0;
+	while ((opt = getopt_long(argc, argv, ":h", options, NULL)) != -1) {
 		switch (opt) {
 		case 'd':
 			ret = tool_number("--device", optarg, 0, 1023, &device);
@@ -526,8 +527,7 @@ int bench_gpu(int argc, char **argv)
 			fputs(usage, stdout);
 			return 0;
 		default:
-			fputs(usage, stderr);
-			return 2;
+			return tool_option_error("bench", opt, argv, options);
 		}
 		if (ret)
 			return tool_usage_error("bench", "%s", kvt_last_error());

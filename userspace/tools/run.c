@@ -76,8 +76,9 @@ static int show_loading(void *user, uint64_t done, uint64_t total)
 static int load_model(struct run *r)
 {
 	struct loading l = { .mode = (enum tool_progress_mode)r->o.progress, .begin = now() };
-	const struct kvt_load_params how = { .mode = r->o.no_fast_load ? KVT_LOAD_MMAP : KVT_LOAD_AUTO,
-					     .io = (uint32_t)r->o.io, .progress = show_loading, .user = &l };
+	const struct kvt_load_params how = { .size = sizeof(how), .io = (uint32_t)r->o.io,
+					     .mode = r->o.no_fast_load ? KVT_LOAD_MMAP : KVT_LOAD_AUTO,
+					     .progress = show_loading, .user = &l };
 	int err = ref_model_load(r->o.model, r->o.tokenizer, &how, &r->model);
 
 	if (l.on)

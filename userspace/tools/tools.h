@@ -39,6 +39,13 @@ const char *tool_message(const char *line, char *buf, size_t bytes); /* returns 
 
 /* Print "kvtier COMMAND: message" and return the exit code. */
 int tool_usage_error(const char *command, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/*
+ * The same where getopt_long() returned @found, ':' or '?'. Its letters begin
+ * with ':' and opterr is 0, so that it prints nothing itself.
+ */
+struct option;
+int tool_option_error(const char *command, int found, char **argv, const struct option *options);
+
 int tool_failed(const char *command);	/* prints kvt_last_error() */
 
 /*

@@ -79,7 +79,7 @@ static int take_scratch(struct ref_engine *e)
 	struct kvt_arena_buffer buffers[KVT_DECODER_BUFFERS];
 	const struct kvt_arena_plan plan = kvt_decoder_scratch(&shape, buffers);
 	kvt_dptr address;
-	int err = kvt_arena_create(e->gpu, NULL, &plan, &e->arena);
+	int err = kvt_arena_create(e->gpu, &plan, &e->arena);
 
 	for (uint32_t i = 0; !err && i < sizeof(uses) / sizeof(uses[0]); i++) {
 		err = kvt_arena_get(e->arena, uses[i].buffer, buffers[uses[i].buffer].bytes, uses[i].step, &address);
@@ -107,7 +107,7 @@ int ref_engine_create(const struct ref_engine_params *p, struct ref_engine **eng
 	else if (e->gpu && !e->gpu->host_readable)
 		err = kvt_fail(-EINVAL, "%s: this engine computes on the CPU, which cannot read that memory", e->gpu->description);
 	if (!err && !e->gpu) {
-		err = kvt_gpu_cpu_open(0, &e->gpu);
+		err = kvt_gpu_open(KVT_BACKEND_CPU, 0, &e->gpu);
 		e->owns_gpu = !err;
 	}
 	if (!err)
@@ -125,7 +125,7 @@ void ref_engine_free(struct ref_engine *e)
 		return;
 	kvt_arena_destroy(e->arena);
 	if (e->owns_gpu)
-		e->gpu->ops->close(e->gpu);
+		kvt_gpu_close(e->gpu);
 	free(e);
 }
 

@@ -351,13 +351,12 @@ static int load_weights(struct loader *l, const struct kvt_load_params *how)
 	if (!err)
 		err = fits(l);
 	if (!err)
-		err = kvt_load_image(l->w, how, &l->image, NULL);
+		err = kvt_load_image(l->w, how, NULL, &l->image, NULL);
 	return err ? err : each_tensor(l);
 }
 
 int ref_model_load(const char *path, const char *tokenizer, const struct kvt_load_params *how, struct ref_model **model)
 {
-	static const struct kvt_load_params plain;
 	struct ref_model *m = calloc(1, sizeof(*m));
 	struct kvt_weights *w = NULL;
 	struct loader l = { .model = m };
@@ -393,7 +392,7 @@ int ref_model_load(const char *path, const char *tokenizer, const struct kvt_loa
 	if (!err && !m->tokenizer)
 		err = ref_tokenizer_load(tokenizer ? tokenizer : file[0] ? file : NULL, &m->config, &m->tokenizer);
 	if (!err)
-		err = load_weights(&l, how ? how : &plain);
+		err = load_weights(&l, how);
 	kvt_load_image_free(&l.image);
 	free(l.wanted);
 	free(l.row);
