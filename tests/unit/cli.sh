@@ -39,6 +39,13 @@ expect 2 "" 'kvtier help: one command at a time*' help run bench
 expect 2 "" 'kvtier doctor: "--frob" is not an option (see: kvtier help doctor)' doctor --frob
 expect 2 "" 'kvtier doctor: --dir needs a directory*' doctor --dir
 expect 2 "" 'kvtier doctor: --dir needs a directory*' doctor --dir ''
+expect 2 "" 'kvtier bench: "--frob" is not an option (see: kvtier help bench)' bench --frob
+expect 2 "" 'kvtier bench: "-x" is not an option (see: kvtier help bench)' bench --json -xy
+expect 2 "" 'kvtier bench: "--json=3" is not an option (see: kvtier help bench)' bench --json=3
+expect 2 "" 'kvtier bench: --rounds needs a value (see: kvtier help bench)' bench decode --rounds
+expect 2 "" 'kvtier bench: --rounds "0": a whole number from 1 to 64 is needed (see: kvtier help bench)' bench --rounds 0
+expect 2 "" 'kvtier bench: "--frob" is not an option (see: kvtier help bench)' bench gpu --frob
+expect 2 "" "kvtier bench: 'frob' is not decode, *(see: kvtier help bench)" bench frob
 expect 2 "" 'kvtier inspect: a FILE or DIR is needed*' inspect ''
 expect 2 "" 'kvtier sample: --cases needs a file*' sample --cases ''
 expect 2 "" 'kvtier sample: "--frob" is not an option*' sample --frob

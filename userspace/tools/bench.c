@@ -28,7 +28,7 @@
 static const char usage[] =
 	"usage: kvtier bench [WHAT...] [--threads N] [--rounds N] [--disk-dir D] [--kv-bytes S] [--json]\n"
 	"\n"
-	"WHAT: decode, prefill, stream, placement, digest (default: all), or gpu alone (kvtier bench gpu --help)\n"
+	"WHAT: decode, prefill, stream, placement, digest (default: all), or gpu alone (kvtier bench gpu -h)\n"
 	"  --threads N    compute threads (default: all cores)\n"
 	"  --rounds N     paired measurements of each, medians are printed (default: 5)\n"
 	"  --disk-dir D   where stream puts its slot file (default: $TMPDIR or /var/tmp)\n"
@@ -459,7 +459,8 @@ int cmd_bench(int argc, char **argv)
 
 	if (argc > 1 && !strcmp(argv[1], "gpu"))
 		return bench_gpu(argc - 1, argv + 1);
-	while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+	opterr = 0;
+	while ((opt = getopt_long(argc, argv, ":h", options, NULL)) != -1) {
 		switch (opt) {
 		case 't':
 			ret = tool_number("--threads", optarg, 1, 1024, &n);
@@ -484,8 +485,7 @@ int cmd_bench(int argc, char **argv)
 			fputs(usage, stdout);
 			return 0;
 		default:
-			fputs(usage, stderr);
-			return 2;
+			return tool_option_error("bench", opt, argv, options);
 		}
 		if (ret)
 			return tool_usage_error("bench", "%s", kvt_last_error());
