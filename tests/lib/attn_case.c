@@ -270,7 +270,7 @@ bool attn_case_run(const struct kvt_attn_kernels *kernels, const struct attn_cas
 	kvt_attn_state_clear(&total, m, v_dim);
 	for (uint64_t first = 0; first < c->n; first += KVT_SPLIT) {
 		const uint8_t *kr[KVT_SPLIT], *vr[KVT_SPLIT];
-		struct kvt_split_rows split = { .first = first, .k = kr, .v = vr, .k_offset = c->k_offset,
+		struct kvt_split_rows split = { .first = first, .heads = 1, .k = kr, .v = vr, .k_offset = c->k_offset,
 						.v_offset = c->v_offset };
 
 		for (split.n = 0; split.n < KVT_SPLIT && first + split.n < c->n; split.n++) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
  * A row's bytes do not depend on what must not matter: the instruction set, the
- * rows that share its call, where buffers are aligned, what invisible positions
- * hold, what is in the scratch, where its first split begins, and the
+ * rows and KV heads that share its call, where buffers are aligned, what invisible
+ * positions hold, what is in the scratch, where its first split begins, and the
  * floating-point modes of the calling thread.
  */
 #include <check.h>
@@ -93,6 +93,64 @@ START_TEST(alone)
 }
 END_TEST
 
+/* One call for several KV heads, and one for each: few rows of a head, and many; a short last tile, ragged ranges. */
+START_TEST(heads)
+{
+	static const uint32_t rows[] = { 1, 2, 3, 4, 5, 7, 8, 9, 30 }, dims[] = { 8, 9, 31, 64, 80, 100, 128 };
+	const struct kvt_attn_kernels *kernels = kvt_attn_kernels(NULL);
+	const uint8_t *k[KVT_SPLIT], *v[KVT_SPLIT];
+
+	for (uint64_t seed = 0; seed < 200; seed++) {
+		uint32_t m = rows[seed % 9], n_heads = 1 + (uint32_t)(seed / 9) % 10, n = 1 + seed * 37 % KVT_SPLIT;
+		uint32_t dim = dims[seed % 7], codec = (uint32_t)seed % 3, all = m * n_heads;
+		size_t size = dim * (codec == KVT_F32 ? 4ul : 2ul), floats = (size_t)all * (dim + 2);
+		const struct kvt_attn_shape shape = { .k_dim = dim, .v_dim = dim, .k_codec = codec, .v_codec = codec,
+						      .scale = 0.125f };
+		float *together = malloc(floats * sizeof(float)), *apart = malloc(floats * sizeof(float));
+		struct kvt_attn_state st = { together, together + all, together + 2 * all };
+		void *scratch = aligned_alloc(64, (kernels->scratch_bytes(&shape, all) + 63) / 64 * 64);
+		uint64_t *lo = malloc(all * sizeof(*lo)), *hi = malloc(all * sizeof(*hi)), r = seed;
+		const float **q = malloc(all * sizeof(*q));
+		float *queries = malloc((size_t)all * dim * sizeof(float));
+		uint8_t *data = malloc(2 * n * n_heads * size);
+		struct kvt_split_rows s = { .n = n, .heads = n_heads, .k = k, .v = v };
+		struct kvt_query_rows qs = { .m = all, .q = q, .lo = lo, .hi = hi };
+
+		for (size_t i = 0; i < 2ul * n * n_heads * dim; i++)
+			attn_encode(data, codec, i, attn_normal(&r));
+		for (size_t i = 0; i < (size_t)all * dim; i++)
+			queries[i] = attn_normal(&r);
+		for (uint32_t j = 0; j < n; j++) {
+			k[j] = data + j * n_heads * size;
+			v[j] = data + (n + j) * n_heads * size;
+		}
+		for (uint32_t i = 0; i < all; i++) {
+			q[i] = queries + (size_t)i * dim;
+			lo[i] = seed % 2 ? 0 : attn_random(&r) % n;
+			hi[i] = seed % 2 ? n : attn_random(&r) % (n + 1);
+		}
+		kernels->split(&shape, &s, &qs, &st, scratch);
+		for (uint32_t h = 0; h < n_heads; h++) {
+			const struct kvt_split_rows one = { .n = n, .heads = 1, .k = k, .v = v,
+							    .k_offset = (uint32_t)(h * size), .v_offset = (uint32_t)(h * size) };
+			const struct kvt_query_rows of = { .m = m, .q = q + h * m, .lo = lo + h * m, .hi = hi + h * m };
+			struct kvt_attn_state part = { apart + h * m, apart + all + h * m, apart + 2 * all + (size_t)h * m * dim };
+
+			kernels->split(&shape, &one, &of, &part, scratch);
+		}
+		ck_assert_msg(!memcmp(together, apart, floats * sizeof(float)), "seed %lu: %u rows of %u heads", seed, m, n_heads);
+		free(together);
+		free(apart);
+		free(scratch);
+		free(lo);
+		free(hi);
+		free(q);
+		free(queries);
+		free(data);
+	}
+}
+END_TEST
+
 START_TEST(modes)
 {
 	static const int rounding[] = { FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO };
@@ -179,6 +237,7 @@ int main(void)
 	tcase_set_timeout(t, 600);
 	tcase_add_test(t, instruction_sets);
 	tcase_add_test(t, alone);
+	tcase_add_test(t, heads);
 	tcase_add_test(t, modes);
 	tcase_add_test(t, denormals_count);
 	tcase_add_test(t, first_split);

@@ -5,12 +5,13 @@
  * The splits that a pass must see are taken in groups. A group is as many
  * consecutive splits as a small share of the host frames holds, at least one:
  * what one group holds, and the next while it loads, does not stay for the next
- * round of what is read in a cycle. Its work is cut into units,
- * one KV head's rows each: either a block of query rows over all the group's
- * splits, merged into the running state at once; or, where that gives too few
- * units for the threads (decoding), all query rows over one split, kept as a
- * part and merged afterwards. Either way a row meets the same splits in the
- * same order through the same formula, so its bits are the same.
+ * round of what is read in a cycle. Its work is cut into units:
+ * either a block of one KV head's query rows over all the group's splits, merged
+ * into the running state at once; or, where that gives too few units for the
+ * threads (decoding), query rows of as many KV heads as a kernel call takes over
+ * a few splits, kept as parts and merged afterwards. Either way a row meets the
+ * same splits in the same order through the same formula, so its bits are the
+ * same.
  */
 #include "attention/attend.h"
 
@@ -52,7 +53,7 @@ struct kvt_attend {
 
 /* A worker's own: what one kernel call reads, then the kernel's scratch. */
 struct rows {
-	const uint8_t *k[2][KVT_SPLIT], *v[2][KVT_SPLIT]; /* of this split and the next */
+	const uint8_t *k[KVT_SPLIT], *v[KVT_SPLIT];
 	const float *q[UNIT_ROWS];
 	const void *mask[UNIT_ROWS];
 	uint64_t lo[UNIT_ROWS], hi[UNIT_ROWS], pos[UNIT_ROWS];
@@ -72,7 +73,8 @@ struct pass {
 	uint32_t rows;	     /* of one KV head: tokens * group_heads */
 	uint32_t row_blocks; /* of one KV head */
 	bool parts;
-	uint32_t run; /* splits that a unit takes one after the other, with parts */
+	uint32_t run;	/* splits that a unit takes one after the other, with parts */
+	uint32_t heads; /* KV heads of a unit; 1 if they have several row blocks */
 };
 
 static uint64_t round_up(uint64_t n, uint64_t to)
@@ -214,32 +216,32 @@ static void point_at_rows(const struct kvt_view *views, uint64_t block0, const s
 	}
 }
 
-static void point_at_split(const struct pass *p, uint64_t split, uint32_t head, struct rows *r, struct kvt_split_rows *s)
+static void point_at_split(const struct pass *p, uint64_t split, uint32_t head, uint32_t heads, struct rows *r,
+			   struct kvt_split_rows *s)
 {
 	const struct kvt_attend_call *c = p->c;
 	uint64_t first = split * KVT_SPLIT, left = c->n_rows - first;
 	uint32_t n = left < KVT_SPLIT ? (uint32_t)left : KVT_SPLIT;
-	unsigned int odd = split & 1;
 
-	point_at_rows(p->a->views, p->g->k0, c->k_geom, first, n, r->k[odd]);
-	point_at_rows(p->a->views + p->g->n_k, p->g->v0, c->v_geom, first, n, r->v[odd]);
+	point_at_rows(p->a->views, p->g->k0, c->k_geom, first, n, r->k);
+	point_at_rows(p->a->views + p->g->n_k, p->g->v0, c->v_geom, first, n, r->v);
 	*s = (struct kvt_split_rows){
-		.first = first, .n = n, .k = r->k[odd], .v = r->v[odd],
+		.first = first, .n = n, .heads = heads, .k = r->k, .v = r->v,
 		.k_offset = head * (c->k_geom->row_bytes / c->kv_heads),
 		.v_offset = head * (c->v_geom->row_bytes / c->kv_heads),
 	};
 }
 
-/* Rows [row, row + m) of KV head @head: their queries, and the splits [from, to) that any of them sees. */
-static void point_at_queries(const struct pass *p, uint32_t head, uint32_t row, uint32_t m, struct rows *r,
-			     struct kvt_query_rows *q, uint64_t *from, uint64_t *to)
+/* Rows [row, row + m) of all KV heads': their queries, and the splits [from, to) that any of them sees. */
+static void point_at_queries(const struct pass *p, uint32_t row, uint32_t m, struct rows *r, struct kvt_query_rows *q,
+			     uint64_t *from, uint64_t *to)
 {
 	const struct kvt_attend_call *c = p->c;
 	uint64_t lo = UINT64_MAX, hi = 0, element = c->shape.mask_type == KVT_F16 ? 2 : 4;
 
 	for (uint32_t i = 0; i < m; i++) {
-		uint32_t token = p->t0 + (row + i) / p->group_heads;
-		uint32_t h = head * p->group_heads + (row + i) % p->group_heads;
+		uint32_t head = (row + i) / p->rows, at = (row + i) % p->rows;
+		uint32_t token = p->t0 + at / p->group_heads, h = head * p->group_heads + at % p->group_heads;
 
 		r->q[i] = c->q + token * c->q_stride + (uint64_t)h * c->shape.k_dim;
 		r->pos[i] = c->first + token;
@@ -283,36 +285,30 @@ static void unit(void *arg, uint32_t worker, uint32_t i)
 	float *acc = (float *)(scratch + round_up(sizeof(*r), ALIGN));
 	void *kernel_scratch = (uint8_t *)acc + state_bytes(UNIT_ROWS, a->max_v_dim);
 	uint32_t v_dim = c->shape.v_dim, runs = runs_of(p);
-	uint32_t head = i / (runs * p->row_blocks), block = i / runs % p->row_blocks;
-	uint32_t row = block * UNIT_ROWS, m = p->rows - row < UNIT_ROWS ? p->rows - row : UNIT_ROWS;
+	uint32_t head = i / (runs * p->row_blocks) * p->heads, block = i / runs % p->row_blocks;
+	uint32_t heads = c->kv_heads - head < p->heads ? c->kv_heads - head : p->heads;
+	uint32_t row = head * p->rows + block * UNIT_ROWS, left = heads * p->rows - block * UNIT_ROWS;
+	uint32_t m = left < UNIT_ROWS ? left : UNIT_ROWS;
 	uint64_t first = p->parts ? p->g->first + (uint64_t)(i % runs) * p->run : p->g->first;
 	uint64_t end = p->parts && first + p->run < p->g->end ? first + p->run : p->g->end;
-	uint64_t from, to, run_row = (uint64_t)head * p->rows + row;
-	struct kvt_attn_state part = { r->max, r->sum, acc }, run = state_at(&a->run, run_row, v_dim);
-	struct kvt_split_rows s[2];
+	struct kvt_attn_state part = { r->max, r->sum, acc }, run = state_at(&a->run, row, v_dim);
+	struct kvt_split_rows s;
 	struct kvt_query_rows q;
+	uint64_t from, to;
 
-	point_at_queries(p, head, row, m, r, &q, &from, &to);
+	point_at_queries(p, row, m, r, &q, &from, &to);
 	for (uint64_t split = first; p->parts && split < end; split++) {
-		part = part_at(p, split, run_row);
+		part = part_at(p, split, row);
 		if (split < from || split >= to)
 			kvt_attn_state_clear(&part, m, v_dim);
 	}
 	from = from < first ? first : from;
 	to = to > end ? end : to;
-	if (from < to)
-		point_at_split(p, from, head, r, &s[from & 1]);
 	for (uint64_t split = from; split < to; split++) {
-		struct kvt_split_rows *now = &s[split & 1], *next = &s[~split & 1];
-
-		if (split + 1 < to) {
-			point_at_split(p, split + 1, head, r, next);
-			next->fetched = true;
-			now->next = next;
-		}
 		if (p->parts)
-			part = part_at(p, split, run_row);
-		a->kernels->split(&c->shape, now, &q, &part, kernel_scratch);
+			part = part_at(p, split, row);
+		point_at_split(p, split, head, heads, r, &s);
+		a->kernels->split(&c->shape, &s, &q, &part, kernel_scratch);
 		if (!p->parts)
 			a->kernels->merge(&run, &part, m, v_dim);
 	}
@@ -408,6 +404,7 @@ static int run_pass(struct pass *p)
 	uint64_t lo = UINT64_MAX, hi = 0, from, to, most;
 	struct group *now = &a->group[0], *next = &a->group[1], *swap;
 	struct kvt_attn_state run = a->run;
+	uint32_t units;
 	bool more;
 	int ret;
 
@@ -423,7 +420,9 @@ static int run_pass(struct pass *p)
 	kvt_attn_state_clear(&run, c->kv_heads * p->rows, c->shape.v_dim);
 	from = lo < hi ? lo / KVT_SPLIT : 0;
 	to = lo < hi ? (hi + KVT_SPLIT - 1) / KVT_SPLIT : 0;
-	p->parts = c->kv_heads * p->row_blocks < 4 * kvt_workers_count(a->workers) && p->tokens <= PART_TOKENS / 2;
+	p->parts = p->rows <= KVT_FEW_ROWS || (c->kv_heads * p->row_blocks < 4 * kvt_workers_count(a->workers) &&
+					       p->tokens <= PART_TOKENS / 2);
+	p->heads = p->parts && p->rows <= KVT_FEW_ROWS ? KVT_HEADS_ROWS / p->rows : 1;
 	most = p->parts ? PART_TOKENS / p->tokens : UINT64_MAX;
 	if (from < to) {
 		make_group(a, c, from, to, most, now);
@@ -442,11 +441,11 @@ static int run_pass(struct pass *p)
 		} else if (c->next_k_table) {
 			look_ahead(a, c, lo / KVT_SPLIT, next);
 		}
-		/* long runs keep reads going from split to split; enough of them keep all threads busy to the end */
-		p->run = (uint32_t)((now->end - now->first) * c->kv_heads * p->row_blocks /
-				    (8 * kvt_workers_count(a->workers)));
+		/* long runs cost less; enough of them keep all threads busy to the end */
+		units = (c->kv_heads + p->heads - 1) / p->heads * p->row_blocks;
+		p->run = (uint32_t)((now->end - now->first) * units / (8 * kvt_workers_count(a->workers)));
 		p->run = p->run < 1 ? 1 : p->run > RUN_MAX ? RUN_MAX : p->run;
-		kvt_workers_run(a->workers, c->kv_heads * p->row_blocks * runs_of(p), unit, p);
+		kvt_workers_run(a->workers, units * runs_of(p), unit, p);
 		if (p->parts)
 			kvt_workers_run(a->workers, c->kv_heads, merge_parts, p);
 		kvt_store_return(a->store, now->blocks, now->n_k + now->n_v);

@@ -7,16 +7,16 @@
  * merged in ascending order by kvt_split_merge(). Within a split, tiles are
  * taken in ascending order. Per query row the arithmetic is one fixed sequence:
  *
- *   s_j   = chain of fma over d = 0..k_dim-1, from +0
+ *   s_j   = 8 partial sums, each a chain of fma over its d = i, i + 8, ... from +0; folded 4, 2, 1
  *   then scale, soft-cap, bias (one rounding each, in this order; slope * bias is an fma)
  *   p_j   = exp(s_j - max) by the one polynomial of this directory
  *   acc_d = chain of fma over the visible rows j, ascending
  *
- * Rows that are not visible are skipped, not multiplied by zero; so is a row
- * whose score is -inf. Vector lanes
- * hold different j (scores) or different d (accumulators), never parts of one
- * sum, so that every vector width gives the same bits. The sum of p is kept in
- * 16 lanes, j mod 16, and folded 8, 4, 2, 1 at the end of the tile.
+ * Folding n sums by m adds sum i + m to sum i, i < m. Rows that are not visible
+ * are skipped, not multiplied by zero; so is a row whose score is -inf. The sum
+ * of p is 16 partial sums, j mod 16, folded 8, 4, 2, 1 at the end of the tile.
+ * Vector lanes hold different results, or the partial sums above, whose number
+ * is not the vector's width: every width gives the same bits.
  * Online softmax over tiles: FlashAttention-2 (Dao 2023), algorithm 1.
  */
 #ifndef KVT_ATTENTION_KERNEL_H
@@ -29,6 +29,9 @@
 #define KVT_TILE 64   /* positions */
 #define KVT_SPLIT 256 /* positions; a multiple of KVT_TILE */
 #define KVT_HEAD_MAX 512
+#define KVT_SCORE_PARTS 8  /* no more than the least head size: no part is empty */
+#define KVT_FEW_ROWS 8	   /* of a KV head: for no more, rows of K and V are read once, in place, */
+#define KVT_HEADS_ROWS 32  /* and so many query rows of several KV heads in one go */
 
 /* What is the same for every row of a call. */
 struct kvt_attn_shape {
@@ -38,21 +41,19 @@ struct kvt_attn_shape {
 	uint32_t mask_type;	   /* KVT_F32, KVT_F16 */
 };
 
-/* The rows of one split, for one KV head. */
+/* The rows of one split, for some KV heads. */
 struct kvt_split_rows {
 	uint64_t first;		 /* position of row 0: a multiple of KVT_SPLIT */
 	uint32_t n;		 /* rows, 1 to KVT_SPLIT */
-	const uint8_t *const *k; /* [n] whole rows; this head's elements at k[j] + k_offset */
+	uint32_t heads;		 /* KV heads, at least 1: how many changes no bit */
+	const uint8_t *const *k; /* [n] whole rows; head h's elements at k[j] + k_offset + h * its size */
 	const uint8_t *const *v;
 	uint32_t k_offset, v_offset; /* bytes */
-	/* What this thread computes next with the same shape, or NULL: its first rows are fetched meanwhile, no more. */
-	const struct kvt_split_rows *next;
-	bool fetched; /* was @next of this thread's last call */
 };
 
-/* Query rows that read this KV head: any tokens, any heads of the group. */
+/* Query rows that read these KV heads: any tokens, any heads of the group. */
 struct kvt_query_rows {
-	uint32_t m;
+	uint32_t m;		   /* rows in all, as many of each KV head: head 0's first */
 	const float *const *q;	   /* [m] -> [k_dim] */
 	const uint64_t *lo, *hi;   /* [m] row i may see positions [lo[i], hi[i]) */
 	const void *const *mask;   /* [m] -> mask elements by position (0 is position 0), or NULL: none */

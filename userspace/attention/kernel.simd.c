@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 /*
- * The exact kernel family on the CPU. A tile's K and V become panels once
- * (panel.h); query rows then pass over them a batch at a time: scores, soft-max,
- * output. Rows only share loads: no row's arithmetic depends on the others, nor
- * on how many there are.
+ * The exact kernel family on the CPU. Query rows pass over a tile's K and V a
+ * batch at a time: scores, soft-max, output. Many rows of a head read panels, to
+ * which K and V are unpacked once (panel.h); few read them in place (direct.h).
+ * Rows only share loads: no row's arithmetic depends on the others, nor on how
+ * many there are.
  *
  * What a row sees of a tile is a word of 64 bits. Rows of a batch may differ in
  * it: the output is accumulated over runs of positions within which no row's
@@ -11,13 +12,15 @@
  */
 #include "attention/internal.h"
 
+#include "attention/direct.h"
 #include "attention/exp.h"
 #include "attention/panel.h"
 #include "base/fpenv.h"
 
 #define GROUP 6	 /* query rows whose sums the registers hold */
-#define BATCH 24 /* query rows that use a panel while it is in the first-level cache */
-#define V_BYTES (16 << 10) /* of V's panels, when they are used only once: half of the first-level cache */
+#define PANEL_BATCH 24 /* query rows that use a panel while it is in the first-level cache */
+#define BATCH KVT_HEADS_ROWS
+#define AHEAD_BYTES (16u << 10) /* how far ahead of their use rows are asked for */
 #define TILE_PANELS (KVT_TILE / PANEL)
 #define NOINLINE __attribute__((noinline))
 
@@ -31,6 +34,7 @@
 #endif
 
 _Static_assert(KVT_TILE == 64 && KVT_SPLIT % KVT_TILE == 0, "a tile's visibility is one 64-bit word");
+_Static_assert(PANEL_BATCH <= BATCH && BATCH <= 32, "rows of a batch are bits of a 32-bit word");
 
 struct tile {
 	const struct kvt_attn_shape *shape;
@@ -39,14 +43,17 @@ struct tile {
 	uint64_t first; /* position of row 0 */
 	unsigned n;
 	const uint8_t *const *k_rows, *const *v_rows;
-	uint32_t k_offset, v_offset;
-	uint8_t *k, *v;		   /* panels */
-	size_t k_stride, v_stride; /* bytes between panels */
-	uint32_t k_kind, v_kind;   /* of their elements */
-	unsigned k_block, v_block; /* panels of K, positions of V, that are held at a time; powers of two */
-	bool once;   /* the query rows are one group: panels are packed as they are used, and only once */
-	bool packed; /* the panels hold this tile */
-	struct ahead ahead;
+	uint32_t left;		     /* rows of the split from the tile's first on */
+	uint32_t row, head_rows;     /* the first query row; how many a KV head has */
+	uint32_t k_offset, v_offset; /* of that row's head */
+	uint32_t k_bytes, v_bytes;   /* of a head in a row */
+	bool direct;
+	unsigned ahead;		   /* direct: rows, */
+	float *q;		   /* and queries, aligned: a load across two lines costs two */
+	uint32_t q_stride;
+	float *k, *v;		   /* panels */
+	size_t k_stride, v_stride; /* floats between panels */
+	bool packed;		   /* the panels hold this tile */
 };
 
 /* Query rows that see something of the tile. */
@@ -61,56 +68,45 @@ struct batch {
 	float bias[BATCH][KVT_TILE];
 };
 
-/* Bytes from panel to panel: odd in cache lines, so that panels do not share cache sets. */
-static size_t panel_stride(uint32_t steps, uint32_t kind)
+/* Floats from panel to panel: odd in cache lines, so that panels do not share cache sets. */
+static size_t panel_stride(uint32_t steps)
 {
-	return (((size_t)steps * PANEL * panel_element(kind) / LINE) | 1) * LINE + LINE * 2;
+	return (size_t)steps * PANEL + LINE / sizeof(float);
+}
+
+static uint32_t q_stride(uint32_t k_dim)
+{
+	return (k_dim + PANEL - 1) / PANEL * PANEL;
 }
 
 static size_t scratch_bytes(const struct kvt_attn_shape *shape, uint32_t m)
 {
-	size_t k = TILE_PANELS * panel_stride(shape->k_dim, KVT_F32);
-	size_t v = (shape->v_dim + PANEL - 1) / PANEL * panel_stride(KVT_TILE, KVT_F32);
+	size_t k = TILE_PANELS * panel_stride(shape->k_dim);
+	size_t v = (shape->v_dim + PANEL - 1) / PANEL * panel_stride(KVT_TILE);
+	size_t q = BATCH * q_stride(shape->k_dim);
 
 	(void)m;
-	return (sizeof(struct batch) + LINE - 1) / LINE * LINE + k + v;
-}
-
-/* Where panel @p of K is. */
-static uint8_t *k_panel(const struct tile *t, unsigned p)
-{
-	return t->k + (p & (t->k_block - 1)) * t->k_stride;
-}
-
-/* Where position @j of the panels of dimension @d is. */
-static uint8_t *v_panels(const struct tile *t, uint32_t d, unsigned j)
-{
-	return t->v + d / PANEL * t->v_stride + (size_t)(j & (t->v_block - 1)) * PANEL * panel_element(t->v_kind);
+	return (sizeof(struct batch) + LINE - 1) / LINE * LINE + (k + v > q ? k + v : q) * sizeof(float);
 }
 
 /* What stands for positions that the tile does not have is not seen, so the last one does. */
-static void pack_k(struct tile *t, unsigned panel)
+static const uint8_t *k_row(const struct tile *t, unsigned j)
 {
-	const uint8_t *rows[PANEL];
-
-	for (unsigned i = 0; i < PANEL; i++) {
-		unsigned j = panel * PANEL + i;
-
-		rows[i] = t->k_rows[j < t->n ? j : t->n - 1] + t->k_offset;
-	}
-	panel_k(t->shape->k_codec, t->k_kind, k_panel(t, panel), rows, t->shape->k_dim, &t->ahead);
+	return t->k_rows[j < t->n ? j : t->n - 1];
 }
 
-/* Positions [from, to). */
-static void pack_v(struct tile *t, unsigned from, unsigned to)
+static void pack(struct tile *t)
 {
-	uint32_t lines = t->shape->v_dim * panel_element(t->shape->v_codec) / (2 * LINE) + 1;
+	for (unsigned p = 0; p < TILE_PANELS; p++) {
+		const uint8_t *rows[PANEL];
 
-	for (unsigned j = from; j < to && j < t->n; j++) {
-		panel_v(t->shape->v_codec, t->v_kind, v_panels(t, 0, j), t->v_stride, t->v_rows[j] + t->v_offset,
-			t->shape->v_dim);
-		ahead_step(&t->ahead, lines);
+		for (unsigned i = 0; i < PANEL; i++)
+			rows[i] = k_row(t, p * PANEL + i) + t->k_offset;
+		panel_k(t->shape->k_codec, t->k + p * t->k_stride, rows, t->shape->k_dim);
 	}
+	for (unsigned j = 0; j < t->n; j++)
+		panel_v(t->shape->v_codec, t->v + j * PANEL, t->v_stride, t->v_rows[j] + t->v_offset, t->shape->v_dim);
+	t->packed = true;
 }
 
 /* Mask elements [from, to) of a vector's lanes, the others 0 and not read. */
@@ -161,57 +157,71 @@ static uint64_t see(const struct tile *t, uint32_t i, float *bias)
 }
 
 /* s = q . k for @panels panels at @p, rows from @at */
-VF_INLINE void scores_pass(const uint32_t kind, const unsigned rows, const unsigned panels, struct batch *g, unsigned at,
-			   struct tile *t, unsigned p)
+VF_INLINE void scores_pass(const unsigned rows, const unsigned panels, struct batch *g, unsigned at,
+			   const struct tile *t, unsigned p)
 {
+	static const uint8_t part[PARTS] = { 0, 4, 2, 6, 1, 5, 3, 7 };
 	const unsigned vecs = panels * PANEL_VECS;
-	vf c[GROUP * 4 * PANEL_VECS];
+	const uint32_t dims = t->shape->k_dim;
+	vf sum[4][GROUP * 4 * PANEL_VECS]; /* [level] folded 2^level parts; as a counter carries, levels are added */
 
-	KVT_UNROLL
-	for (unsigned i = 0; i < rows * vecs; i++)
-		c[i] = vf_zero();
-	panel_multiply(kind, rows, panels, c, g->q + at, k_panel(t, p), t->k_stride, t->shape->k_dim, &t->ahead);
+	for (unsigned n = 0; n < PARTS; n++) {
+		uint32_t first = panel_part(dims, part[n]), end = panel_part(dims, part[n] + 1);
+		vf c[GROUP * 4 * PANEL_VECS];
+		const float *q[GROUP];
+		unsigned level = 0;
+
+		KVT_UNROLL
+		for (unsigned i = 0; i < rows; i++)
+			q[i] = g->q[at + i] + part[n];
+		KVT_UNROLL
+		for (unsigned i = 0; i < rows * vecs; i++)
+			c[i] = vf_zero();
+		panel_multiply(PARTS, rows, panels, c, q, t->k + p * t->k_stride + first * PANEL, t->k_stride, end - first);
+		for (; n >> level & 1; level++) {
+			KVT_UNROLL
+			for (unsigned i = 0; i < rows * vecs; i++)
+				c[i] = vf_add(sum[level][i], c[i]);
+		}
+		KVT_UNROLL
+		for (unsigned i = 0; i < rows * vecs; i++)
+			sum[level][i] = c[i];
+	}
 	KVT_UNROLL
 	for (unsigned i = 0; i < rows; i++) {
 		KVT_UNROLL
 		for (unsigned v = 0; v < vecs; v++)
-			vf_store(g->s[at + i] + p * PANEL + v * KVT_VW, c[i * vecs + v]);
+			vf_store(g->s[at + i] + p * PANEL + v * KVT_VW, sum[3][i * vecs + v]);
 	}
 }
 
-VF_INLINE void scores_of(const uint32_t kind, const unsigned rows, struct batch *g, unsigned at, struct tile *t,
-			 unsigned from, unsigned to)
+VF_INLINE void scores_of(const unsigned rows, struct batch *g, unsigned at, const struct tile *t, unsigned from,
+			 unsigned to)
 {
 	for (; from + PANELS_OF(rows) <= to; from += PANELS_OF(rows))
-		scores_pass(kind, rows, PANELS_OF(rows), g, at, t, from);
+		scores_pass(rows, PANELS_OF(rows), g, at, t, from);
 	for (; PANELS_OF(rows) > 1 && from < to; from++)
-		scores_pass(kind, rows, 1, g, at, t, from);
+		scores_pass(rows, 1, g, at, t, from);
 }
 
-/* Call FUNCTION(kind, rows, ...) with both as constants. */
+/* Call FUNCTION(rows, ...) with a constant. */
 #ifdef KVT_COMPACT
-#define WITH_KIND_AND_ROWS(function, kind, rows, ...) function(kind, rows, __VA_ARGS__);
+#define WITH_ROWS(function, rows, ...) function(rows, __VA_ARGS__)
 #else
-#define WITH_ROWS(function, kind, rows, ...)                     \
-	switch (rows) {                                          \
-	case 1: function(kind, 1, __VA_ARGS__); break;           \
-	case 2: function(kind, 2, __VA_ARGS__); break;           \
-	case 3: function(kind, 3, __VA_ARGS__); break;           \
-	case 4: function(kind, 4, __VA_ARGS__); break;           \
-	case 5: function(kind, 5, __VA_ARGS__); break;           \
-	default: function(kind, 6, __VA_ARGS__);                 \
-	}
-#define WITH_KIND_AND_ROWS(function, kind, rows, ...)                              \
-	switch (kind) {                                                            \
-	case KVT_F16: WITH_ROWS(function, KVT_F16, rows, __VA_ARGS__) break;       \
-	case KVT_BF16: WITH_ROWS(function, KVT_BF16, rows, __VA_ARGS__) break;     \
-	default: WITH_ROWS(function, KVT_F32, rows, __VA_ARGS__)                   \
+#define WITH_ROWS(function, rows, ...)                     \
+	switch (rows) {                                    \
+	case 1: function(1, __VA_ARGS__); break;           \
+	case 2: function(2, __VA_ARGS__); break;           \
+	case 3: function(3, __VA_ARGS__); break;           \
+	case 4: function(4, __VA_ARGS__); break;           \
+	case 5: function(5, __VA_ARGS__); break;           \
+	default: function(6, __VA_ARGS__);                 \
 	}
 #endif
 
-static void scores(unsigned rows, struct batch *g, unsigned at, struct tile *t, unsigned from, unsigned to)
+static void scores(unsigned rows, struct batch *g, unsigned at, const struct tile *t, unsigned from, unsigned to)
 {
-	WITH_KIND_AND_ROWS(scores_of, t->k_kind, rows, g, at, t, from, to)
+	WITH_ROWS(scores_of, rows, g, at, t, from, to);
 }
 
 /* Distances of the vector's positions from the row's own, as floats: exact below 2^24, rounded above. */
@@ -334,13 +344,9 @@ static void soft_max(struct batch *g, const struct tile *t, unsigned from, unsig
 	g->n = n;
 }
 
-/*
- * acc = acc * alpha + sum of p * v over positions [j, j + steps), for @panels
- * panels from dimension @d on; acc[i][0] is dimension @base.
- */
-VF_INLINE void output_pass(const uint32_t kind, const unsigned rows, const unsigned panels, float *const *acc,
-			   uint32_t base, const struct batch *g, unsigned at, struct tile *t, uint32_t d, unsigned j,
-			   unsigned steps)
+/* acc = acc * alpha + sum of p * v over positions [j, j + steps), for @panels panels from dimension @d on. */
+VF_INLINE void output_pass(const unsigned rows, const unsigned panels, float *const *acc, const struct batch *g,
+			   unsigned at, const struct tile *t, uint32_t d, unsigned j, unsigned steps)
 {
 	const unsigned vecs = panels * PANEL_VECS;
 	vf c[GROUP * 4 * PANEL_VECS];
@@ -351,53 +357,50 @@ VF_INLINE void output_pass(const uint32_t kind, const unsigned rows, const unsig
 		p[i] = g->s[at + i] + j;
 		KVT_UNROLL
 		for (unsigned l = 0; l < vecs; l++)
-			c[i * vecs + l] = vf_mul(vf_load(acc[i] + (d - base) + l * KVT_VW), vf_set1(g->alpha[at + i]));
+			c[i * vecs + l] = vf_mul(vf_load(acc[i] + l * KVT_VW), vf_set1(g->alpha[at + i]));
 	}
-	panel_multiply(kind, rows, panels, c, p, v_panels(t, d, j), t->v_stride, steps, &t->ahead);
+	panel_multiply(1, rows, panels, c, p, t->v + d / PANEL * t->v_stride + j * PANEL, t->v_stride, steps);
 	KVT_UNROLL
 	for (unsigned i = 0; i < rows; i++) {
 		KVT_UNROLL
 		for (unsigned l = 0; l < vecs; l++)
-			vf_store(acc[i] + (d - base) + l * KVT_VW, c[i * vecs + l]);
+			vf_store(acc[i] + l * KVT_VW, c[i * vecs + l]);
 	}
-}
-
-/* Whole panels of dimensions [d, to) */
-VF_INLINE void output_of(const uint32_t kind, const unsigned rows, float *const *acc, uint32_t base,
-			 const struct batch *g, unsigned at, struct tile *t, uint32_t d, uint32_t to, unsigned j,
-			 unsigned steps)
-{
-	for (; d + PANELS_OF(rows) * PANEL <= to; d += PANELS_OF(rows) * PANEL)
-		output_pass(kind, rows, PANELS_OF(rows), acc, base, g, at, t, d, j, steps);
-	for (; PANELS_OF(rows) > 1 && d < to; d += PANEL)
-		output_pass(kind, rows, 1, acc, base, g, at, t, d, j, steps);
-}
-
-static void output_whole(unsigned rows, float *const *acc, uint32_t base, const struct batch *g, unsigned at,
-			 struct tile *t, uint32_t d, uint32_t to, unsigned j, unsigned steps)
-{
-	WITH_KIND_AND_ROWS(output_of, t->v_kind, rows, acc, base, g, at, t, d, to, j, steps)
 }
 
 /* Dimensions [d, to); @d is a multiple of PANEL, @to too or the last. */
-static void output(unsigned rows, const struct batch *g, unsigned at, struct tile *t, uint32_t d, uint32_t to,
-		   unsigned j, unsigned steps)
+VF_INLINE void output_of(const unsigned rows, const struct batch *g, unsigned at, const struct tile *t, uint32_t d,
+			 uint32_t to, unsigned j, unsigned steps)
 {
-	uint32_t whole = to / PANEL * PANEL, n = to - whole;
 	float tail[GROUP][PANEL], *acc[GROUP];
 
-	if (d < whole)
-		output_whole(rows, g->acc + at, 0, g, at, t, d, whole, j, steps);
-	if (!n)
+	while (d + PANEL <= to) {
+		bool wide = d + PANELS_OF(rows) * PANEL <= to;
+
+		for (unsigned i = 0; i < rows; i++)
+			acc[i] = g->acc[at + i] + d;
+		if (wide)
+			output_pass(rows, PANELS_OF(rows), acc, g, at, t, d, j, steps);
+		else
+			output_pass(rows, 1, acc, g, at, t, d, j, steps);
+		d += wide ? PANELS_OF(rows) * PANEL : PANEL;
+	}
+	if (d == to)
 		return;
 	for (unsigned i = 0; i < rows; i++) {
 		memset(tail[i], 0, sizeof(tail[i]));
-		memcpy(tail[i], g->acc[at + i] + whole, n * sizeof(float));
+		memcpy(tail[i], g->acc[at + i] + d, (to - d) * sizeof(float));
 		acc[i] = tail[i];
 	}
-	output_whole(rows, acc, whole, g, at, t, whole, whole + PANEL, j, steps);
+	output_pass(rows, 1, acc, g, at, t, d, j, steps);
 	for (unsigned i = 0; i < rows; i++)
-		memcpy(g->acc[at + i] + whole, tail[i], n * sizeof(float));
+		memcpy(g->acc[at + i] + d, tail[i], (to - d) * sizeof(float));
+}
+
+static void output(unsigned rows, const struct batch *g, unsigned at, const struct tile *t, uint32_t d, uint32_t to,
+		   unsigned j, unsigned steps)
+{
+	WITH_ROWS(output_of, rows, g, at, t, d, to, j, steps);
 }
 
 static unsigned group_at(const struct batch *g, unsigned at)
@@ -406,7 +409,7 @@ static unsigned group_at(const struct batch *g, unsigned at)
 }
 
 /* A run of positions of which each row of the batch sees all (its bit of @rows is set) or nothing. */
-static void output_run(struct batch *g, struct tile *t, uint32_t rows, unsigned j, unsigned steps)
+static void panel_run(const struct batch *g, const struct tile *t, uint32_t rows, unsigned j, unsigned steps)
 {
 	const uint32_t dims = t->shape->v_dim;
 
@@ -417,35 +420,126 @@ static void output_run(struct batch *g, struct tile *t, uint32_t rows, unsigned 
 			for (unsigned at = 0; at < g->n; at += GROUP)
 				output(group_at(g, at), g, at, t, d, to < dims ? to : dims, j, steps);
 		}
-	} else {
-		for (unsigned at = 0; at < g->n; at += GROUP) {
-			unsigned n = group_at(g, at);
-			uint32_t all = (1u << n) - 1, some = rows >> at & all;
-
-			if (some == all) {
-				output(n, g, at, t, 0, dims, j, steps);
-				continue;
-			}
-			for (unsigned i = 0; i < n; i++) {
-				if (some >> i & 1)
-					output(1, g, at + i, t, 0, dims, j, steps);
-			}
-		}
+		return;
 	}
-	for (unsigned i = 0; i < g->n; i++) {
-		if (rows >> i & 1)
-			g->alpha[i] = 1;
+	for (unsigned at = 0; at < g->n; at += GROUP) {
+		unsigned n = group_at(g, at);
+		uint32_t all = (1u << n) - 1, some = rows >> at & all;
+
+		if (some == all) {
+			output(n, g, at, t, 0, dims, j, steps);
+			continue;
+		}
+		for (unsigned i = 0; i < n; i++) {
+			if (some >> i & 1)
+				output(1, g, at + i, t, 0, dims, j, steps);
+		}
 	}
 }
 
-/* Positions [from, to), in runs within which no row's bit changes. */
-static void accumulate(struct batch *g, struct tile *t, unsigned from, unsigned to)
+/* ---- in place ---- */
+
+/*
+ * @n rows from @j on of the tile, in the order of use: its K, its V, the next tile's K. Returns the first head's
+ * offset in them.
+ */
+static uint32_t rows_ahead(const struct tile *t, unsigned j, unsigned n, const uint8_t **rows, uint32_t *bytes)
+{
+	bool v = j >= t->n && j < 2 * t->n;
+	uint32_t i = j < t->n ? j : j - t->n, end = v ? t->n : t->left;
+
+	for (unsigned p = 0; p < n; p++, i++)
+		rows[p] = (v ? t->v_rows : t->k_rows)[i < end ? i : end - 1];
+	*bytes = v ? t->v_bytes : t->k_bytes;
+	return v ? t->v_offset : t->k_offset;
+}
+
+static uint32_t head_of(const struct batch *g, const struct tile *t, unsigned at)
+{
+	return (g->row[at] - t->row) / t->head_rows;
+}
+
+/* Entries of the batch from @at on that are rows of one head: their end, at most DIRECT_GROUP. */
+static unsigned head_end(const struct batch *g, const struct tile *t, unsigned at)
+{
+	unsigned end = at + 1;
+
+	while (end < g->n && end < at + DIRECT_GROUP && head_of(g, t, end) == head_of(g, t, at))
+		end++;
+	return end;
+}
+
+/* Scores at positions [from, to), multiples of DIRECT_AT_ONCE. */
+static void direct_scores_at(struct batch *g, const struct tile *t, unsigned from, unsigned to)
+{
+	for (unsigned j = from; j < to; j += DIRECT_AT_ONCE) {
+		const uint8_t *rows[DIRECT_AT_ONCE], *ahead[DIRECT_AT_ONCE];
+		uint32_t step, offset = rows_ahead(t, j + t->ahead, DIRECT_AT_ONCE, ahead, &step), last = UINT32_MAX;
+
+		for (unsigned p = 0; p < DIRECT_AT_ONCE; p++)
+			rows[p] = k_row(t, j + p);
+		for (unsigned at = 0, end; at < g->n; at = end) {
+			const uint8_t *k[DIRECT_AT_ONCE], *next[DIRECT_AT_ONCE];
+			uint32_t head = head_of(g, t, at);
+			float *s[DIRECT_GROUP];
+
+			end = head_end(g, t, at);
+			for (unsigned p = 0; p < DIRECT_AT_ONCE; p++) {
+				k[p] = rows[p] + t->k_offset + head * t->k_bytes;
+				next[p] = ahead[p] + offset + head * step;
+			}
+			for (unsigned i = at; i < end; i++)
+				s[i - at] = g->s[i] + j;
+			direct_scores(t->shape->k_codec, end - at, s, g->q + at, k, head == last ? NULL : next,
+				      t->shape->k_dim);
+			last = head;
+		}
+	}
+}
+
+static void direct_run(struct batch *g, const struct tile *t, uint32_t run, unsigned j, unsigned steps)
+{
+	for (unsigned to = j + steps; j < to; j += steps) {
+		const uint8_t *ahead[DIRECT_STEPS];
+		uint32_t step, offset = rows_ahead(t, t->n + j + t->ahead, DIRECT_STEPS, ahead, &step), last = UINT32_MAX;
+
+		steps = to - j < DIRECT_STEPS ? to - j : DIRECT_STEPS;
+		for (unsigned at = 0, end; at < g->n; at = end) {
+			const uint8_t *v[DIRECT_STEPS], *next[DIRECT_STEPS];
+			uint32_t head = head_of(g, t, at);
+			const float *p[DIRECT_GROUP];
+			float *acc[DIRECT_GROUP], alpha[DIRECT_GROUP];
+			unsigned n = 0;
+
+			end = head_end(g, t, at);
+			for (unsigned i = at; i < end; i++) {
+				if (!(run >> i & 1))
+					continue;
+				p[n] = g->s[i] + j;
+				acc[n] = g->acc[i];
+				alpha[n++] = g->alpha[i];
+				g->alpha[i] = 1;
+			}
+			if (!n)
+				continue;
+			for (unsigned s = 0; s < steps; s++) {
+				v[s] = t->v_rows[j + s] + t->v_offset + head * t->v_bytes;
+				next[s] = ahead[s] + offset + head * step;
+			}
+			direct_output(t->shape->v_codec, n, acc, alpha, p, v, head == last ? NULL : next, t->shape->v_dim,
+				      steps);
+			last = head;
+		}
+	}
+}
+
+/* The output, in runs of positions within which no row's bit changes. */
+static void accumulate(struct batch *g, const struct tile *t)
 {
 	uint64_t left = 0;
 
 	for (unsigned i = 0; i < g->n; i++)
 		left |= g->seen[i];
-	left &= ~0ull >> (KVT_TILE - (to - from)) << from;
 	while (left) {
 		unsigned j = (unsigned)__builtin_ctzll(left), end;
 		uint64_t change = 0;
@@ -459,97 +553,108 @@ static void accumulate(struct batch *g, struct tile *t, unsigned from, unsigned 
 		}
 		change &= ~0ull << j;
 		end = change ? (unsigned)__builtin_ctzll(change) : KVT_TILE;
-		if (end > to)
-			end = to;
-		output_run(g, t, rows, j, end - j);
+		if (t->direct)
+			direct_run(g, t, rows, j, end - j);
+		else
+			panel_run(g, t, rows, j, end - j);
+		for (unsigned i = 0; i < g->n; i++) {
+			if (rows >> i & 1)
+				g->alpha[i] = 1;
+		}
 		left = end < KVT_TILE ? left & ~0ull << end : 0;
 	}
 }
 
 static void take_batch(struct batch *g, struct tile *t)
 {
-	const unsigned step = t->once ? t->k_block : PANELS_OF(GROUP);
 	uint64_t any = 0;
 	unsigned from, to; /* panels that some row sees */
 
 	for (unsigned i = 0; i < g->n; i++)
 		any |= g->seen[i];
-	from = (unsigned)__builtin_ctzll(any) / PANEL / step * step;
+	from = (unsigned)__builtin_ctzll(any) / PANEL;
 	to = (63 - (unsigned)__builtin_clzll(any)) / PANEL + 1;
-	if (!t->packed)
-		ahead_plane(&t->ahead, TILE_PANELS / step * t->shape->k_dim / 8);
-	if (!t->packed && !t->once) {
-		for (unsigned p = 0; p < TILE_PANELS; p++)
-			pack_k(t, p);
-		ahead_plane(&t->ahead, 1);
-		pack_v(t, 0, KVT_TILE);
-		t->packed = true;
-	}
-	for (unsigned p = from; p < to; p += step) {
-		unsigned end = p + step < to ? p + step : to;
+	if (t->direct) {
+		direct_scores_at(g, t, from * PANEL, to * PANEL);
+	} else {
+		from = from / PANELS_OF(GROUP) * PANELS_OF(GROUP);
+		if (!t->packed)
+			pack(t);
+		for (unsigned p = from; p < to; p += PANELS_OF(GROUP)) {
+			unsigned end = p + PANELS_OF(GROUP) < to ? p + PANELS_OF(GROUP) : to;
 
-		for (unsigned i = p; t->once && i < end; i++)
-			pack_k(t, i);
-		for (unsigned at = 0; at < g->n; at += GROUP)
-			scores(group_at(g, at), g, at, t, p, end);
+			for (unsigned at = 0; at < g->n; at += GROUP)
+				scores(group_at(g, at), g, at, t, p, end);
+		}
 	}
 	soft_max(g, t, from * PANEL, to * PANEL);
-	if (t->once) {
-		ahead_plane(&t->ahead, KVT_TILE / 8 * t->shape->v_dim / PANEL / step);
-		for (unsigned j = 0; j < t->n; j += t->v_block) {
-			pack_v(t, j, j + t->v_block);
-			accumulate(g, t, j, j + t->v_block);
-		}
-	} else {
-		accumulate(g, t, 0, KVT_TILE);
-	}
+	accumulate(g, t);
 	g->n = 0;
+}
+
+/* Query rows [t->row, end): all rows of one head, or a batch's of several. */
+static void split_heads(struct tile *t, const struct kvt_split_rows *kv, uint32_t end, struct batch *g)
+{
+	const unsigned batch = t->direct ? BATCH : PANEL_BATCH;
+
+	g->n = 0;
+	for (uint32_t i = t->row; t->direct && i < end; i++)
+		memcpy(t->q + (i - t->row) * t->q_stride, t->rows->q[i], t->shape->k_dim * sizeof(float));
+	for (uint32_t at = 0; at < kv->n; at += KVT_TILE) {
+		t->first = kv->first + at;
+		t->left = kv->n - at;
+		t->n = t->left < KVT_TILE ? t->left : KVT_TILE;
+		t->k_rows = kv->k + at;
+		t->v_rows = kv->v + at;
+		t->packed = false;
+		for (uint32_t i = t->row; i < end; i++) {
+			uint64_t seen;
+
+			if (t->out->sum[i] != t->out->sum[i])
+				continue;
+			seen = see(t, i, g->bias[g->n]);
+			if (!seen)
+				continue;
+			g->row[g->n] = i;
+			g->seen[g->n] = seen;
+			g->q[g->n] = t->direct ? t->q + (i - t->row) * t->q_stride : t->rows->q[i];
+			if (++g->n == batch)
+				take_batch(g, t);
+		}
+		if (g->n)
+			take_batch(g, t);
+	}
 }
 
 static NOINLINE void split_rows(const struct kvt_attn_shape *shape, const struct kvt_split_rows *kv,
 				const struct kvt_query_rows *rows, struct kvt_attn_state *out, void *scratch)
 {
 	struct batch *g = scratch;
-	struct tile t = { .shape = shape, .rows = rows, .out = out, .once = rows->m <= GROUP };
+	struct tile t = { .shape = shape, .rows = rows, .out = out, .head_rows = rows->m / kv->heads };
+	uint32_t heads = 1;
 
-	t.k_offset = kv->k_offset;
-	t.v_offset = kv->v_offset;
-	t.k_kind = t.once ? panel_k_kind(shape->k_codec) : KVT_F32;
-	t.v_kind = t.once ? shape->v_codec : KVT_F32;
-	t.k_block = t.once ? PANELS_OF(rows->m) : TILE_PANELS;
-	t.v_block = KVT_TILE;
-	while (t.once && t.v_block > PANEL && t.v_block * shape->v_dim * panel_element(t.v_kind) > V_BYTES)
-		t.v_block /= 2;
-	t.k_stride = panel_stride(shape->k_dim, t.k_kind);
-	t.v_stride = panel_stride(t.v_block, t.v_kind);
-	t.k = (uint8_t *)scratch + (sizeof(*g) + LINE - 1) / LINE * LINE;
+	t.k_bytes = shape->k_dim * panel_element(shape->k_codec);
+	t.v_bytes = shape->v_dim * panel_element(shape->v_codec);
+	t.k_stride = panel_stride(shape->k_dim);
+	t.v_stride = panel_stride(KVT_TILE);
+	t.k = (float *)scratch + (sizeof(*g) + LINE - 1) / LINE * (LINE / sizeof(float));
 	t.v = t.k + TILE_PANELS * t.k_stride;
-	g->n = 0;
-	ahead_begin(&t.ahead, kv, shape->k_dim * panel_element(shape->k_codec),
-		    shape->v_dim * panel_element(shape->v_codec));
+	t.q = t.k;
+	t.q_stride = q_stride(shape->k_dim);
+	t.direct = t.head_rows <= KVT_FEW_ROWS;
+	if (t.direct) {
+		heads = KVT_HEADS_ROWS / t.head_rows < kv->heads ? KVT_HEADS_ROWS / t.head_rows : kv->heads;
+		t.ahead = AHEAD_BYTES / (heads * (t.k_bytes + t.v_bytes) / 2);
+		t.ahead = t.ahead < DIRECT_AT_ONCE ? DIRECT_AT_ONCE : t.ahead > KVT_TILE ? KVT_TILE : t.ahead;
+	}
 	kvt_attn_state_clear(out, rows->m, shape->v_dim);
-	for (uint32_t at = 0; at < kv->n; at += KVT_TILE) {
-		t.first = kv->first + at;
-		t.n = kv->n - at < KVT_TILE ? kv->n - at : KVT_TILE;
-		t.k_rows = kv->k + at;
-		t.v_rows = kv->v + at;
-		t.packed = false;
-		for (uint32_t i = 0; i < rows->m; i++) {
-			uint64_t seen;
+	for (uint32_t head = 0; head < kv->heads; head += heads) {
+		uint32_t end = head + heads < kv->heads ? head + heads : kv->heads;
 
-			if (out->sum[i] != out->sum[i])
-				continue;
-			seen = see(&t, i, g->bias[g->n]);
-			if (!seen)
-				continue;
-			g->row[g->n] = i;
-			g->seen[g->n] = seen;
-			g->q[g->n] = rows->q[i];
-			if (++g->n == BATCH)
-				take_batch(g, &t);
-		}
-		if (g->n)
-			take_batch(g, &t);
+		t.row = head * t.head_rows;
+		t.k_offset = kv->k_offset + head * t.k_bytes;
+		t.v_offset = kv->v_offset + head * t.v_bytes;
+		split_heads(&t, kv, end * t.head_rows, g);
 	}
 }
 

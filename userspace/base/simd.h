@@ -74,7 +74,11 @@
  *   vi_set1 vi_iota() vi_add vi_and vi_or vi_shl(i, n) vi_shr(i, n) (logical)  vi_load vi_store
  *   vf_of_int(i)                                  convert, rounding to nearest even
  *   vf_transpose(v)                               vf v[KVT_VW]: rows to columns
+ *
+ * and base/simd_eight.h, v8: eight floats, v8_zero v8_load v8_load_f16 v8_load_bf16 v8_fma v8_fold
  */
+
+#include "base/simd_eight.h"
 
 VF_INLINE vf vf_load_f16_part(const void *p, unsigned n)
 {

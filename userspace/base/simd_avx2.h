@@ -106,36 +106,4 @@ VF_INLINE void vf_transpose(vf *v)
 	}
 }
 
-/* 16-bit elements transposed as they are: half the shuffles of transposing them widened. */
-#define KVT_TRANSPOSE_HALVES
-
-/* 8 elements of 16 rows become 16 rows of each element: v[element]. */
-VF_INLINE void vh_transpose(const uint8_t *const *rows, size_t offset, __m256i *v)
-{
-	__m256i a[8], b[8];
-
-	KVT_UNROLL
-	for (int i = 0; i < 8; i++)
-		v[i] = _mm256_inserti128_si256(
-			_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(rows[i] + offset))),
-			_mm_loadu_si128((const __m128i *)(rows[i + 8] + offset)), 1);
-	KVT_UNROLL
-	for (int i = 0; i < 8; i += 2) {
-		a[i] = _mm256_unpacklo_epi16(v[i], v[i + 1]);
-		a[i + 1] = _mm256_unpackhi_epi16(v[i], v[i + 1]);
-	}
-	KVT_UNROLL
-	for (int i = 0; i < 8; i += 4) {
-		b[i] = _mm256_unpacklo_epi32(a[i], a[i + 2]);
-		b[i + 1] = _mm256_unpackhi_epi32(a[i], a[i + 2]);
-		b[i + 2] = _mm256_unpacklo_epi32(a[i + 1], a[i + 3]);
-		b[i + 3] = _mm256_unpackhi_epi32(a[i + 1], a[i + 3]);
-	}
-	KVT_UNROLL
-	for (int i = 0; i < 4; i++) {
-		v[2 * i] = _mm256_unpacklo_epi64(b[i], b[i + 4]);
-		v[2 * i + 1] = _mm256_unpackhi_epi64(b[i], b[i + 4]);
-	}
-}
-
 #endif

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Eight floats, on every instruction set: v8, for sums that are defined as eight
+ * partial sums. Where vectors are shorter it is two of them, where they are
+ * longer it is half of one. Included by base/simd.h.
+ */
+#ifndef KVT_BASE_SIMD_EIGHT_H
+#define KVT_BASE_SIMD_EIGHT_H
+
+#if KVT_VW >= 8
+
+typedef __m256 v8;
+
+VF_INLINE v8 v8_zero(void) { return _mm256_setzero_ps(); }
+VF_INLINE v8 v8_load(const float *p) { return _mm256_loadu_ps(p); }
+VF_INLINE v8 v8_load_f16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
+VF_INLINE v8 v8_fma(v8 a, v8 b, v8 c) { return _mm256_fmadd_ps(a, b, c); }
+
+VF_INLINE v8 v8_load_bf16(const void *p)
+{
+	return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
+}
+
+/* out[i] = the sum of v[i]'s lanes, folded 4, 2, 1 */
+VF_INLINE void v8_fold(float *out, const v8 *v)
+{
+	v8 a[4], b[2];
+
+	KVT_UNROLL
+	for (int i = 0; i < 4; i++)
+		a[i] = _mm256_add_ps(_mm256_permute2f128_ps(v[i], v[i + 4], 0x20),
+				     _mm256_permute2f128_ps(v[i], v[i + 4], 0x31));
+	KVT_UNROLL
+	for (int i = 0; i < 2; i++)
+		b[i] = _mm256_add_ps(_mm256_shuffle_ps(a[2 * i], a[2 * i + 1], 0x44),
+				     _mm256_shuffle_ps(a[2 * i], a[2 * i + 1], 0xee));
+	_mm256_storeu_ps(out, _mm256_add_ps(_mm256_shuffle_ps(b[0], b[1], 0x88), _mm256_shuffle_ps(b[0], b[1], 0xdd)));
+}
+
+#else
+
+typedef struct {
+	vf low, high;
+} v8;
+
+VF_INLINE v8 v8_zero(void) { return (v8){ vf_zero(), vf_zero() }; }
+VF_INLINE v8 v8_load(const float *p) { return (v8){ vf_load(p), vf_load(p + 4) }; }
+VF_INLINE v8 v8_load_f16(const void *p) { return (v8){ vf_load_f16(p), vf_load_f16((const uint16_t *)p + 4) }; }
+VF_INLINE v8 v8_load_bf16(const void *p) { return (v8){ vf_load_bf16(p), vf_load_bf16((const uint16_t *)p + 4) }; }
+VF_INLINE v8 v8_fma(v8 a, v8 b, v8 c) { return (v8){ vf_fma(a.low, b.low, c.low), vf_fma(a.high, b.high, c.high) }; }
+
+VF_INLINE void v8_fold(float *out, const v8 *v)
+{
+	for (int half = 0; half < 8; half += 4) {
+		vf a[4];
+
+		KVT_UNROLL
+		for (int i = 0; i < 4; i++)
+			a[i] = vf_add(v[half + i].low, v[half + i].high);
+		vf_transpose(a);
+		vf_store(out + half, vf_add(vf_add(a[0], a[2]), vf_add(a[1], a[3])));
+	}
+}
+
+#endif
+
+#endif
