@@ -8,9 +8,10 @@
  *
  *   s_j   = one chain of matrix instructions over 16 dimensions each, ascending, from +0
  *   then, where anything is added to scores, adjust(): one rounding each
- *   tile: m' = max(m, s_j); p_j = 2^(s_j c - m' c), alpha = 2^((m - m') c)
- *         l' = l alpha + sum of p_j;  acc = acc alpha, then one chain of matrix
- *         instructions over 16 positions each, ascending, of p_j rounded to the codec
+ *   tile: m' = the largest s_j if that is above m by more than GROWTH, else m
+ *         p_j = 2^(s_j c - m' c), alpha = 2^((m - m') c);  l' = l alpha + sum of p_j
+ *         acc = acc alpha, then one chain of matrix instructions over 16 positions
+ *         each, ascending, of p_j rounded to the codec
  *   split: (m, l, acc) begin at (-inf, 0, 0); splits are merged in ascending order by weigh()
  *
  * In the sum of p_j, lane q of four has positions 2q, 2q + 1 of each eight; 16
@@ -34,9 +35,10 @@
 #define TILE KVT_ATTEND_TILE
 #define SPLIT KVT_ATTEND_SPLIT
 #define LOG2E 1.44269504f
+#define GROWTH 8.0f	/* in exponents of 2: weights stay below 2^GROWTH, and accumulators are rarely rescaled */
 #define PAD 16		/* bytes behind each row in shared memory, so that eight rows' 16 bytes lie in all banks */
-#define STAGES_MAX 6	/* tiles in flight */
-#define STAGE_RING 8	/* more than STAGES_MAX; a power of two */
+#define STAGES_MAX 8	/* tiles in flight */
+#define GROUPS (SPLIT / 16) /* of 16 positions, which lie in one block: a split's, as many as a warp has lanes */
 #define INF __int_as_float(0x7f800000)
 
 typedef struct kvt_attend_args attend_args;
@@ -50,11 +52,73 @@ static __device__ __forceinline__ uint32_t shared_address(const void *p)
 	return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+/* 128 threads wait for each other. */
+static __device__ __forceinline__ void group_sync(uint32_t id)
+{
+	asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
+
+/* Whether any of the 128 threads says so. */
+static __device__ __forceinline__ bool group_any(uint32_t id, bool any)
+{
+	uint32_t r;
+
+	asm volatile("{\n"
+		     ".reg .pred p, q;\n"
+		     "setp.ne.u32 p, %1, 0;\n"
+		     "barrier.cta.red.or.pred q, %2, 128, p;\n"
+		     "selp.u32 %0, 1, 0, q;\n"
+		     "}" : "=r"(r) : "r"((uint32_t)any), "r"(id) : "memory");
+	return r;
+}
+
+static __device__ __forceinline__ void copy16(uint32_t dst, uint64_t src)
+{
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+}
+
 /* 16 bytes to shared memory, or 16 zeros. */
 static __device__ __forceinline__ void copy16(uint32_t dst, uint64_t src, bool there)
 {
-	asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(there ? 16 : 0)
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(there ? 16 : 0)
 		     : "memory");
+}
+
+/* ---- barriers in shared memory: what was copied is there ---- */
+
+static __device__ __forceinline__ void barrier_init(uint64_t *b, uint32_t count)
+{
+	asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint64_t *b)
+{
+	asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+}
+
+/* Arrive when this thread's copies so far are there. */
+static __device__ __forceinline__ void barrier_arrive_copied(uint64_t *b)
+{
+	asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(b)) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_wait(uint64_t *b, uint32_t parity)
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("{\n"
+		     ".reg .pred p;\n"
+		     "again:\n"
+		     "mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
+		     "@!p bra again;\n"
+		     "}" ::"r"(shared_address(b)), "r"(parity) : "memory");
+#else
+	asm volatile("{\n"
+		     ".reg .pred p;\n"
+		     "again:\n"
+		     "mbarrier.test_wait.parity.shared.b64 p, [%0], %1;\n"
+		     "@!p bra again;\n"
+		     "}" ::"r"(shared_address(b)), "r"(parity) : "memory");
+#endif
 }
 
 static __device__ __forceinline__ void copy_commit(void)
@@ -62,15 +126,10 @@ static __device__ __forceinline__ void copy_commit(void)
 	asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* At most @n of this thread's groups are still under way. */
-static __device__ __forceinline__ void copy_wait(uint32_t n)
+/* At most N of this thread's groups are still under way. */
+template <int N> static __device__ __forceinline__ void copy_wait(void)
 {
-#define WAIT(k) case k: asm volatile("cp.async.wait_group %0;" ::"n"(k) : "memory"); break
-	switch (n) {
-	WAIT(1); WAIT(2); WAIT(3); WAIT(4); WAIT(5); WAIT(6); WAIT(7); WAIT(8); WAIT(9); WAIT(10);
-	default: asm volatile("cp.async.wait_group 0;" ::: "memory");
-	}
-#undef WAIT
+	asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 static __device__ __forceinline__ void matrices(uint32_t r[4], uint32_t address)
@@ -223,19 +282,46 @@ static __device__ __forceinline__ float adjust(const attend_args &a, const query
 	return a.slopes ? __fmaf_rn(r.slope, (float)((int)j - (int)r.position), s) : s;
 }
 
-/* One accumulator of scores: element e is row e / 2 of the thread's two, position @j + e % 2. */
-static __device__ __forceinline__ void look(const attend_args &a, const query_row *two[2], bool general, float s[4], uint32_t j)
+/*
+ * Some of a tile's scores, of which not all may be seen: accumulators 8 positions apart from @j on; element e of one is
+ * row e / 2 of the thread's two, position e % 2. Returns a bit for each that is not seen.
+ */
+template <int N> static __device__ __forceinline__ uint32_t look(const attend_args &a, const query_row *row, bool general,
+								  float (&s)[N][4], uint32_t j)
 {
+	uint32_t hidden = 0;
+
 #pragma unroll
-	for (int e = 0; e < 4; e++) {
-		const query_row &r = *two[e / 2];
-		const uint32_t at = j + e % 2;
+	for (int i = 0; i < 4 * N; i++) {
+		const query_row &r = row[i % 4 / 2 * 8];
+		const uint32_t at = j + i / 4 * 8 + i % 2;
+		float &x = s[i / 4][i % 4];
 
 		if (at < r.from || at >= r.to)
-			s[e] = -INF;
+			x = -INF;
 		else if (general)
-			s[e] = adjust(a, r, s[e], at);
+			x = adjust(a, r, x, at);
+		hidden |= x == -INF ? 1u << i : 0;
 	}
+	return hidden;
+}
+
+/* Weights of what is not seen to -0: careful_output() knows them by that. */
+template <int N> static __device__ __forceinline__ void hide(float (&s)[N][4], uint32_t hidden)
+{
+#pragma unroll
+	for (int i = 0; i < 4 * N; i++)
+		s[i / 4][i % 4] = hidden >> i & 1 ? -0.0f : s[i / 4][i % 4];
+}
+
+/* A tile's largest score to the split's reference: what accumulators are multiplied with, and what is taken from s c. */
+static __device__ __forceinline__ void refer(float *max, float top, float c, float *scale, float *taken)
+{
+	const bool grown = __fmul_rn(__fsub_rn(top, *max), c) > GROWTH;
+
+	*scale = grown ? power2(__fmul_rn(__fsub_rn(*max, top), c)) : 1;
+	*max = grown ? top : *max;
+	*taken = *max == -INF ? 0 : __fmul_rn(*max, c);
 }
 
 /*
@@ -246,23 +332,19 @@ static __device__ __forceinline__ void soften(float score[TILE / 8][4], float ma
 {
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
-		float top = -INF, base, x = 0;
+		float top = score[0][2 * i], taken, x = 0;
 
 #pragma unroll
 		for (int n = 0; n < TILE / 8; n++)
 			top = fmaxf(top, fmaxf(score[n][2 * i], score[n][2 * i + 1]));
 		top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
 		top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-		top = fmaxf(max[i], top);
-		base = top == -INF ? 0 : top;
-		scale[i] = power2(__fmul_rn(__fsub_rn(max[i], base), c));
-		max[i] = top;
-		base = __fmul_rn(base, c);
+		refer(&max[i], top, c, &scale[i], &taken);
 #pragma unroll
 		for (int n = 0; n < TILE / 8; n++)
 #pragma unroll
 			for (int e = 2 * i; e < 2 * i + 2; e++)
-				score[n][e] = power2(__fmaf_rn(score[n][e], c, -base));
+				score[n][e] = power2(__fmaf_rn(score[n][e], c, -taken));
 #pragma unroll
 		for (int p = 0; p < TILE / 16; p++) {
 			const float y = __fadd_rn(__fadd_rn(score[2 * p][2 * i], score[2 * p][2 * i + 1]),
@@ -274,11 +356,117 @@ static __device__ __forceinline__ void soften(float score[TILE / 8][4], float ma
 	}
 }
 
+/* Multiplying with 1 is left out: few tiles need more. */
+template <int N> static __device__ __forceinline__ void rescale(float (&acc)[N][4], const float scale[2])
+{
+	if (!__any_sync(0xffffffffu, scale[0] != 1 || scale[1] != 1))
+		return;
+#pragma unroll
+	for (int n = 0; n < N; n++)
+#pragma unroll
+		for (int e = 0; e < 4; e++)
+			acc[n][e] = __fmul_rn(acc[n][e], scale[e / 2]);
+}
+
 /* The sum of a row's four lanes, at the end of a split. */
 static __device__ __forceinline__ float row_sum(float sum)
 {
 	sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
 	return __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
+}
+
+/* ---- V that is not finite, where not every row sees every position ----
+ *
+ * A weight of 0 hides no infinity or NaN: their product is NaN. So a tile of V
+ * that has such elements and is seen in part is multiplied without them, and
+ * they are added for those rows that see them.
+ */
+
+/* Of two elements, those that are infinite or NaN. */
+template <int CODEC> static __device__ __forceinline__ uint32_t not_finite(uint32_t two)
+{
+	const uint32_t low = CODEC == ROW_F16 ? 0x7c00 : 0x7f80, high = low << 16;
+
+	return ((two & low) == low ? two & 0xffff : 0) | ((two & high) == high ? two & 0xffff0000 : 0);
+}
+
+template <int CODEC> static __device__ __forceinline__ float half_of(uint32_t two, uint32_t which)
+{
+	const uint16_t h = which ? two >> 16 : two;
+
+	return __uint_as_float(CODEC == ROW_F16 ? f16_widen(h) : bf16_widen(h));
+}
+
+static __device__ __forceinline__ uint32_t load_shared(uint32_t address)
+{
+	uint32_t r;
+
+	asm volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
+	return r;
+}
+
+/* Whether this thread's share, of 128 threads, of a tile of V has such; at(row, piece): where 16 bytes of it are. */
+template <int CODEC, typename AT> static __device__ __forceinline__ bool any_not_finite(uint32_t pieces, AT at)
+{
+	uint32_t found = 0;
+
+#pragma unroll 1
+	for (uint32_t row = threadIdx.x % 128 / 8; row < TILE; row += 16)
+#pragma unroll 1
+		for (uint32_t piece = threadIdx.x % 8; piece < pieces; piece += 8)
+			for (uint32_t i = 0; i < 16; i += 4)
+				found |= not_finite<CODEC>(load_shared(at(row, piece) + i));
+	return found;
+}
+
+/* acc += weights V for N x 8 columns, of which pieces [0, @pieces) are there. */
+template <int CODEC, int N, typename AT> static __device__ __forceinline__ void
+careful_output(float (&acc)[N][4], const uint32_t (&weights)[TILE / 16][4], uint32_t pieces, AT at)
+{
+	const uint32_t lane = threadIdx.x % 32;
+
+#pragma unroll 1
+	for (uint32_t p = 0; p < TILE / 16; p++) {
+		uint32_t pa[4];
+
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			pa[i] = p < 2 ? (p ? weights[1][i] : weights[0][i]) : p == 2 ? weights[2][i] : weights[3][i];
+#pragma unroll
+		for (int n = 0; n < N; n += 2) {
+			uint32_t vb[4];
+
+			if (n >= pieces)
+				break;
+			matrices_transposed(vb, at(p * 16 + lane % 16, n + lane / 16));
+			for (int i = 0; i < 4; i++)
+				vb[i] &= ~not_finite<CODEC>(vb[i]);
+			multiply<CODEC>(acc[n], pa, vb[0], vb[1]);
+			multiply<CODEC>(acc[n + 1], pa, vb[2], vb[3]);
+		}
+#pragma unroll 1
+		for (uint32_t j = 0; j < 16; j++) { /* lane j % 8 / 2 of four has the weight, in its half j % 2 */
+			uint32_t weight[2];
+
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				weight[i] = __shfl_sync(0xffffffffu, j < 8 ? pa[i] : pa[2 + i], lane / 4 * 4 + j % 8 / 2);
+				weight[i] >>= 16 * (j % 2);
+			}
+#pragma unroll
+			for (int n = 0; n < N; n++) {
+				if (n >= pieces)
+					break;
+				const uint32_t two = not_finite<CODEC>(load_shared(at(p * 16 + j, n) + lane % 4 * 4));
+
+#pragma unroll
+				for (int e = 0; e < 4; e++)
+					if ((weight[e / 2] & 0xffff) != 0x8000)
+						acc[n][e] = __fmaf_rn(half_of<CODEC>(weight[e / 2], 0),
+								      half_of<CODEC>(two, e % 2), acc[n][e]);
+			}
+		}
+	}
 }
 
 /* ---- splits to rows ---- */
@@ -361,52 +549,71 @@ static __device__ __forceinline__ uint64_t find_rows(uint64_t table, uint32_t bl
 	return block ? block + (uint64_t)(position % block_rows) * row_bytes + offset : 0;
 }
 
-/* A plane as one block reads it: one KV head's columns [offset, offset + 16 chunks) bytes. */
-struct plane {
-	uint64_t table; /* of the sequence */
-	uint32_t block_rows, row_bytes, offset, chunks;
-};
-
-/* Threads 0 to 3 of each tile: where its rows are, for load_tile(). Positions in [from, to) alone are looked up. */
-static __device__ __forceinline__ void find_tile(const plane &p, uint32_t tile, uint32_t from, uint32_t to, uint32_t i,
-						 uint64_t *where)
+/* The same for lane i's group of a split; lanes whose group is not in [from, to) get 0. */
+static __device__ __forceinline__ uint64_t find_group(uint64_t table, uint32_t block_rows, uint32_t row_bytes, uint32_t offset,
+						      uint32_t split, uint32_t from, uint32_t to)
 {
-	const uint32_t position = tile * TILE + i * 16;
+	const uint32_t position = split * SPLIT + threadIdx.x % 32 * 16;
 
-	where[i] = position < to && position + 16 > from ?
-			   find_rows(p.table, p.block_rows, p.row_bytes, p.offset, position) : 0;
+	return position < to && position + 16 > from ? find_rows(table, block_rows, row_bytes, offset, position) : 0;
 }
 
-/* A tile into shared memory by 128 threads, rows @stride bytes apart; rows outside [from, to) are zeros. */
-static __device__ __forceinline__ void load_tile(const attend_args &a, const plane &p, uint32_t tile, uint32_t from, uint32_t to,
-						 const uint64_t *where, uint32_t dst, uint32_t stride)
+/* Of what the warp's lanes found, a tile's i-th. */
+static __device__ __forceinline__ uint64_t group_of(uint64_t found, uint32_t tile, uint32_t i)
 {
-	const uint32_t down = 128 / p.chunks, across = 128 % p.chunks;
-	uint32_t row = threadIdx.x / p.chunks, chunk = threadIdx.x % p.chunks;
+	return __shfl_sync(0xffffffffu, found, tile % (SPLIT / TILE) * (TILE / 16) + i);
+}
 
-#pragma unroll 4
-	for (uint32_t i = threadIdx.x; i < TILE * p.chunks; i += 128) {
-		const uint64_t base = where[row / 16];
-		const uint32_t position = tile * TILE + row;
-		const bool there = base && position >= from && position < to;
+/*
+ * A tile into shared memory by 128 threads, WIDTH of them side by side, rows @stride bytes apart, @pieces of 16 bytes
+ * each; rows outside [from, to) are zeros, but for @whole tiles. @group(i): where the tile's i-th 16 rows are.
+ */
+template <int WIDTH, typename GROUP> static __device__ __forceinline__ void
+load_tile(GROUP group, uint32_t row_bytes, uint32_t pieces, uint32_t tile, uint32_t from, uint32_t to, bool whole, uint32_t dst,
+	  uint32_t stride)
+{
+	constexpr uint32_t down = 128 / WIDTH;
+	const uint32_t row = threadIdx.x % 128 / WIDTH;
 
-		copy16(dst + row * stride + chunk * 16, there ? base + row % 16 * p.row_bytes + chunk * 16 : a.q, there);
-		row += down;
-		chunk += across;
-		if (chunk >= p.chunks) {
-			chunk -= p.chunks;
-			row++;
+	for (uint32_t piece0 = 0; piece0 < pieces; piece0 += WIDTH) {
+		const uint32_t piece = piece0 + threadIdx.x % WIDTH, to_row = dst + row * stride + piece * 16;
+		const uint64_t in_group = row * (uint64_t)row_bytes + piece * 16;
+
+		if (whole) {
+#pragma unroll
+			for (uint32_t i = 0; i < TILE / 16; i++) {
+				const uint64_t at = group(i) + in_group;
+
+#pragma unroll
+				for (uint32_t r = 0; r < 16; r += down)
+					if (piece < pieces)
+						copy16(to_row + (i * 16 + r) * stride, at + r * (uint64_t)row_bytes);
+			}
+		} else {
+#pragma unroll 1
+			for (uint32_t i = 0; i < TILE / 16; i++) {
+				const uint64_t base = group(i), at = base + in_group;
+
+#pragma unroll 1
+				for (uint32_t r = 0; r < 16; r += down) {
+					const uint32_t position = tile * TILE + i * 16 + r + row;
+					const bool there = base && position >= from && position < to;
+
+					if (piece < pieces)
+						copy16(to_row + (i * 16 + r) * stride, at + r * (uint64_t)row_bytes, there);
+				}
+			}
 		}
 	}
 }
 
-/* Query rows [row, row + n) into shared memory, rounded to the codec; rows that are not there are zeros. */
-template <int CODEC> static __device__ __forceinline__ void load_queries(const attend_args &a, const sequence &s, uint32_t kv_head,
-									 uint32_t row, uint32_t n, uint8_t *dst, uint32_t stride)
+/* 128 threads: query rows [row, row + n) into shared memory, rounded to the codec; rows that are not there are zeros. */
+template <int CODEC> static __device__ __forceinline__ void
+load_queries(const attend_args &a, const sequence &s, uint32_t kv_head, uint32_t row, uint32_t n, uint8_t *dst, uint32_t stride)
 {
 	const uint32_t group = a.heads / a.kv_heads, lane = threadIdx.x % 32, size = a.q_type == ROW_F32 ? 4 : 2;
 
-	for (uint32_t i = threadIdx.x / 32; i < n; i += blockDim.x / 32) {
+	for (uint32_t i = threadIdx.x / 32; i < n; i += 4) {
 		const uint32_t token = (row + i) / group, head = kv_head * group + (row + i) % group;
 		const uint64_t at = a.q + (uint64_t)(s.token + token) * a.q_stride + (uint64_t)head * a.k_dim * size;
 		uint32_t *to = reinterpret_cast<uint32_t *>(dst + i * stride);

@@ -3,131 +3,199 @@
  * Attention of few query rows: a thread block takes up to 16 rows of one KV head
  * over one split, and leaves (max, sum, accumulator) for attend_merge. Its four
  * warps share each tile: 16 positions of scores each, then a quarter of the
- * output's columns each. So a split takes little time and registers, and two or
- * more blocks on a multiprocessor keep loads in flight while others compute.
+ * output's columns each. Four more warps load, ahead of them and into the block's
+ * next split. (A bulk copy for each row's part is half as fast as cp.async.)
  */
 #include "attend.cuh"
 
 #define DECODE_ROWS 16
 
 struct decode_shared {
-	uint32_t before[KVT_ATTEND_SEQS + 1];
+	uint64_t there[STAGES_MAX][2], empty[STAGES_MAX]; /* K, V of a stage */
 	query_row rows[DECODE_ROWS];
-	uint64_t where[STAGE_RING][2][4]; /* rows of K and V of tiles to load */
 	float max[4][DECODE_ROWS];
 	float sum[4][DECODE_ROWS][4];
 	alignas(16) uint8_t weights[DECODE_ROWS][2 * TILE + PAD];
+	uint32_t before[]; /* [n_seqs + 1] */
 };
 
-/* COLUMNS of the output for each warp. */
-template <int CODEC, int COLUMNS> static __device__ __forceinline__ void decode(const attend_args &a)
+/* One split of some rows. */
+struct decode_unit {
+	sequence s;
+	uint32_t seq, kv_head, row0;
+	uint32_t from, to, tile0, tiles;
+};
+
+static __device__ __forceinline__ uint32_t row_blocks(const attend_args &a, const sequence &s)
 {
-	decode_shared &sh = *reinterpret_cast<decode_shared *>(attend_memory);
+	return (s.n * (a.heads / a.kv_heads) + DECODE_ROWS - 1) / DECODE_ROWS;
+}
+
+static __device__ __forceinline__ uint32_t first_token(const attend_args &a, const decode_unit &u)
+{
+	return u.row0 ? u.row0 / (a.heads / a.kv_heads) : 0;
+}
+
+static __device__ __forceinline__ uint32_t last_token(const attend_args &a, const decode_unit &u)
+{
+	const uint32_t group = a.heads / a.kv_heads;
+
+	return u.s.n > 1 ? (min(u.row0 + DECODE_ROWS, u.s.n * group) - 1) / group : 0;
+}
+
+static __device__ __forceinline__ decode_unit get_decode_unit(const attend_args &a, const uint32_t *before, uint32_t index)
+{
+	decode_unit u;
+	uint32_t local, blocks, split;
+
+	u.tiles = 0;
+	if (index >= before[a.n_seqs])
+		return u;
+	u.seq = find_unit(before, a.n_seqs, index);
+	u.s = get_sequence(a, u.seq);
+	local = index - before[u.seq];
+	blocks = row_blocks(a, u.s);
+	splits_seen(a, u.s, &split);
+	u.kv_head = local % a.kv_heads;
+	local /= a.kv_heads;
+	if (blocks > 1) {
+		u.row0 = local % blocks * DECODE_ROWS;
+		local /= blocks;
+	} else {
+		u.row0 = 0;
+	}
+	split += local;
+	u.from = max(sees_from(a, u.s, first_token(a, u)), split * SPLIT);
+	u.to = min(sees_to(a, u.s, last_token(a, u)), (split + 1) * SPLIT);
+	u.tile0 = u.from / TILE;
+	u.tiles = u.from < u.to ? (u.to - 1) / TILE + 1 - u.tile0 : 0;
+	return u;
+}
+
+/* What lies where in shared memory. */
+struct decode_layout {
+	uint32_t k_stride, v_stride, queries, stage0, stage_bytes, stages;
+};
+
+static __device__ __forceinline__ decode_layout get_layout(const attend_args &a)
+{
+	decode_layout l;
+
+	l.k_stride = 2 * a.k_dim + PAD;
+	l.v_stride = 2 * a.v_dim + PAD;
+	l.queries = (sizeof(decode_shared) + 4 * (a.n_seqs + 1) + 127) / 128 * 128;
+	l.stage_bytes = TILE * (l.k_stride + l.v_stride);
+	l.stages = min((dynamic_shared_bytes() - l.queries - DECODE_ROWS * l.k_stride) / l.stage_bytes, (uint32_t)STAGES_MAX);
+	l.stage0 = shared_address(attend_memory) + l.queries + DECODE_ROWS * l.k_stride;
+	return l;
+}
+
+/* ---- the loading warps ---- */
+
+template <int WIDTH> static __device__ __forceinline__ void
+load_splits(const attend_args &a, decode_shared &sh, const decode_layout &l)
+{
+	uint32_t stage = 0, parity = 1;
+
+	for (uint32_t unit = blockIdx.x; unit < sh.before[a.n_seqs]; unit += gridDim.x) {
+		const decode_unit u = get_decode_unit(a, sh.before, unit);
+		const uint32_t split = u.tile0 / (SPLIT / TILE);
+		uint64_t k, v;
+		bool holes;
+
+		if (!u.tiles)
+			continue;
+		k = find_group(a.k_blocks + (uint64_t)u.seq * a.table_stride * 8, a.k_block_rows, a.k_row_bytes,
+			       u.kv_head * a.k_dim * 2, split, u.from, u.to);
+		v = find_group(a.v_blocks + (uint64_t)u.seq * a.table_stride * 8, a.v_block_rows, a.v_row_bytes,
+			       u.kv_head * a.v_dim * 2, split, u.from, u.to);
+		holes = (u.to - 1) / 16 - u.from / 16 + 1 > __popc(__ballot_sync(0xffffffffu, k && v));
+		for (uint32_t t = u.tile0; t < u.tile0 + u.tiles; t++) {
+			const uint32_t at = l.stage0 + stage * l.stage_bytes;
+			const bool whole = !holes && t * TILE >= u.from && (t + 1) * TILE <= u.to;
+
+			barrier_wait(&sh.empty[stage], parity);
+			auto k_group = [&](uint32_t i) { return group_of(k, t, i); };
+			auto v_group = [&](uint32_t i) { return group_of(v, t, i); };
+
+			load_tile<WIDTH>(k_group, a.k_row_bytes, a.k_dim / 8, t, u.from, u.to, whole, at, l.k_stride);
+			barrier_arrive_copied(&sh.there[stage][0]);
+			load_tile<WIDTH>(v_group, a.v_row_bytes, a.v_dim / 8, t, u.from, u.to, whole, at + TILE * l.k_stride,
+					 l.v_stride);
+			barrier_arrive_copied(&sh.there[stage][1]);
+			if (++stage == l.stages) {
+				stage = 0;
+				parity ^= 1;
+			}
+		}
+	}
+	copy_wait<0>();
+}
+
+/* ---- the computing warps ---- */
+
+/* COLUMNS of the output for each warp. */
+/* COLUMNS of the output for each warp. */
+template <int CODEC, int COLUMNS> static __device__ __forceinline__ void
+compute_splits(const attend_args &a, decode_shared &sh, const decode_layout &l)
+{
+	constexpr int BATCH = COLUMNS > 64 ? 1 : COLUMNS > 32 ? 2 : 4;
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = a.heads / a.kv_heads;
-	const uint32_t k_stride = 2 * a.k_dim + PAD, v_stride = 2 * a.v_dim + PAD, stage_bytes = TILE * (k_stride + v_stride);
-	uint8_t *queries = attend_memory + (sizeof(decode_shared) + 127) / 128 * 128;
-	const uint32_t stages0 = shared_address(queries) + DECODE_ROWS * k_stride;
-	const uint32_t stages = min((shared_address(attend_memory) + dynamic_shared_bytes() - stages0) / stage_bytes,
-				    (uint32_t)STAGES_MAX);
 	const bool general = is_general(a);
 	const float c = exponent_unit(a);
 	const uint64_t part_floats = (uint64_t)a.part_rows * (a.v_dim + 2);
 	/* a lane's rows of 16-byte pieces for ldmatrix: A and transposed B; B */
 	const uint32_t a_row = lane % 16, a_column = lane / 16 * 16;
 	const uint32_t b_row = lane % 8 + lane / 16 * 8, b_column = lane / 8 % 2 * 16;
-
-	count_units(sh.before, a.n_seqs, [&](uint32_t i) {
-		const sequence s = get_sequence(a, i);
-		uint32_t first;
-
-		return splits_seen(a, s, &first) * ((s.n * group + DECODE_ROWS - 1) / DECODE_ROWS) * a.kv_heads;
-	});
+	const uint32_t q_row = shared_address(attend_memory) + l.queries + a_row * l.k_stride + a_column;
+	uint32_t stage = 0, parity = 0;
 
 	for (uint32_t unit = blockIdx.x; unit < sh.before[a.n_seqs]; unit += gridDim.x) {
-		const uint32_t seq = find_unit(sh.before, a.n_seqs, unit), local = unit - sh.before[seq];
-		const sequence s = get_sequence(a, seq);
-		const uint32_t all_rows = s.n * group, row_blocks = (all_rows + DECODE_ROWS - 1) / DECODE_ROWS;
-		const uint32_t kv_head = local % a.kv_heads, row0 = local / a.kv_heads % row_blocks * DECODE_ROWS;
-		const uint32_t token0 = row0 / group, token1 = (min(row0 + DECODE_ROWS, all_rows) - 1) / group;
-		float *part = reinterpret_cast<float *>(a.parts) + unit * part_floats, *part_acc = part + 2 * a.part_rows;
-		uint32_t first, from, to;
-
-		splits_seen(a, s, &first);
-		first += local / a.kv_heads / row_blocks;
-		from = max(sees_from(a, s, token0), first * SPLIT);
-		to = min(sees_to(a, s, token1), (first + 1) * SPLIT);
-
-		const plane k = { a.k_blocks + (uint64_t)seq * a.table_stride * 8, a.k_block_rows, a.k_row_bytes,
-				  kv_head * a.k_dim * 2, a.k_dim / 8 };
-		const plane v = { a.v_blocks + (uint64_t)seq * a.table_stride * 8, a.v_block_rows, a.v_row_bytes,
-				  kv_head * a.v_dim * 2, a.v_dim / 8 };
-		const uint32_t tile0 = from / TILE, tiles = from < to ? (to - 1) / TILE + 1 - tile0 : 0;
+		const decode_unit u = get_decode_unit(a, sh.before, unit);
+		const uint32_t all_rows = u.s.n * group;
 		/* tiles in which every row sees everything */
-		const uint32_t whole_from = sees_from(a, s, token1), whole_to = sees_to(a, s, token0);
+		const uint32_t whole_from = sees_from(a, u.s, last_token(a, u)), whole_to = sees_to(a, u.s, first_token(a, u));
+		float *part = reinterpret_cast<float *>(a.parts) + unit * part_floats, *part_acc = part + 2 * a.part_rows;
 		float acc[COLUMNS / 8][4] = {}, max[2] = { -INF, -INF }, sum[2] = {};
 
-		auto find = [&](uint32_t t, uint32_t i) {
-			if (t >= tiles)
-				return;
-			if (i < 4)
-				find_tile(k, tile0 + t, from, to, i, sh.where[t % STAGE_RING][0]);
-			else
-				find_tile(v, tile0 + t, from, to, i - 4, sh.where[t % STAGE_RING][1]);
-		};
-		auto load = [&](uint32_t t) { /* K and V are a group each, also where nothing is left to load */
-			const uint32_t at = stages0 + t % stages * stage_bytes;
+		group_sync(1); /* the last unit is done with */
+		if (threadIdx.x < DECODE_ROWS)
+			sh.rows[threadIdx.x] = get_row(a, u.s, u.row0 + threadIdx.x, u.kv_head);
+		load_queries<CODEC>(a, u.s, u.kv_head, u.row0, DECODE_ROWS, attend_memory + l.queries, l.k_stride);
+		group_sync(1);
 
-			if (t < tiles)
-				load_tile(a, k, tile0 + t, from, to, sh.where[t % STAGE_RING][0], at, k_stride);
-			copy_commit();
-			if (t < tiles)
-				load_tile(a, v, tile0 + t, from, to, sh.where[t % STAGE_RING][1], at + TILE * k_stride, v_stride);
-			copy_commit();
-		};
+		for (uint32_t t = 0; t < u.tiles; t++) {
+			const uint32_t k_at = l.stage0 + stage * l.stage_bytes, v_at = k_at + TILE * l.k_stride;
+			const uint32_t tile = (u.tile0 + t) * TILE, position = tile + warp * 16 + lane % 4 * 2;
+			const uint32_t k_row = k_at + (warp * 16 + b_row) * l.k_stride + b_column;
+			float score[2][4] = {}, scale[2];
+			uint32_t weights[TILE / 16][4];
 
-		__syncthreads(); /* the last unit is done with */
-		if (threadIdx.x < 8 * stages)
-			find(threadIdx.x / 8, threadIdx.x % 8);
-		if (threadIdx.x >= 128 - DECODE_ROWS)
-			sh.rows[threadIdx.x + DECODE_ROWS - 128] = get_row(a, s, row0 + threadIdx.x + DECODE_ROWS - 128, kv_head);
-		__syncthreads();
-		for (uint32_t t = 0; t + 1 < stages; t++)
-			load(t);
-		load_queries<CODEC>(a, s, kv_head, row0, DECODE_ROWS, queries, k_stride);
+			barrier_wait(&sh.there[stage][0], parity);
+#pragma unroll 1
+			for (uint32_t d = 0; d < a.k_dim; d += 64) {
+				uint32_t qa[4][4], kb[4][4];
 
-		for (uint32_t t = 0; t < tiles; t++) {
-			const uint32_t k_at = stages0 + t % stages * stage_bytes, v_at = k_at + TILE * k_stride;
-			const uint32_t position = (tile0 + t) * TILE + warp * 16;
-			float score[2][4] = {}, top[2], scale[2], base[2];
-			uint32_t qa[4], kb[4];
+#pragma unroll
+				for (int i = 0; i < 4; i++) {
+					const uint32_t at = min(2 * d + i * 32, 2 * a.k_dim - 32); /* not behind the row */
 
-			if (stages == 1) {
-				__syncthreads();
-				load(t);
+					matrices(qa[i], q_row + at);
+					matrices(kb[i], k_row + at);
+				}
+#pragma unroll
+				for (int i = 0; i < 4; i++) {
+					if (d + i * 16 >= a.k_dim)
+						break;
+					multiply<CODEC>(score[0], qa[i], kb[i][0], kb[i][1]);
+					multiply<CODEC>(score[1], qa[i], kb[i][2], kb[i][3]);
+				}
 			}
-			copy_wait(stages == 1 ? 1 : 2 * stages - 3);
-			__syncthreads(); /* K is there; everybody is done with the last tile */
-			if (stages > 1)
-				load(t + stages - 1);
-			if (threadIdx.x < 8)
-				find(t + stages, threadIdx.x);
+			const bool partly = general || tile < whole_from || tile + TILE > whole_to;
+			uint32_t hidden = 0;
 
-			const uint32_t q_row = shared_address(queries) + a_row * k_stride + a_column;
-			const uint32_t k_row = k_at + (warp * 16 + b_row) * k_stride + b_column;
-
-#pragma unroll 4
-			for (uint32_t d = 0; d < 2 * a.k_dim; d += 32) {
-				matrices(qa, q_row + d);
-				matrices(kb, k_row + d);
-				multiply<CODEC>(score[0], qa, kb[0], kb[1]);
-				multiply<CODEC>(score[1], qa, kb[2], kb[3]);
-			}
-			if (general || position - warp * 16 < whole_from || position - warp * 16 + TILE > whole_to) {
-				const query_row *two[2] = { &sh.rows[lane / 4], &sh.rows[lane / 4 + 8] };
-
-				look(a, two, general, score[0], position + lane % 4 * 2);
-				look(a, two, general, score[1], position + lane % 4 * 2 + 8);
-			}
+			if (partly)
+				hidden = look(a, &sh.rows[lane / 4], general, score, position);
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
 				float m = fmaxf(fmaxf(score[0][2 * i], score[0][2 * i + 1]),
@@ -138,34 +206,34 @@ template <int CODEC, int COLUMNS> static __device__ __forceinline__ void decode(
 				if (lane % 4 == 0)
 					sh.max[warp][lane / 4 + 8 * i] = m;
 			}
-			__syncthreads();
+			group_sync(1); /* maxima are there */
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
 				const uint32_t row = lane / 4 + 8 * i;
-				float x;
+				float top, taken;
 
-				top[i] = fmaxf(fmaxf(sh.max[0][row], sh.max[1][row]), fmaxf(sh.max[2][row], sh.max[3][row]));
-				top[i] = fmaxf(max[i], top[i]);
-				base[i] = top[i] == -INF ? 0 : top[i];
-				scale[i] = power2(__fmul_rn(__fsub_rn(max[i], base[i]), c));
-				max[i] = top[i];
-				base[i] = __fmul_rn(base[i], c);
+				top = fmaxf(fmaxf(sh.max[0][row], sh.max[1][row]), fmaxf(sh.max[2][row], sh.max[3][row]));
+				refer(&max[i], top, c, &scale[i], &taken);
 #pragma unroll
 				for (int e = 0; e < 4; e++) {
 					float &p = score[e / 2][2 * i + e % 2];
 
-					p = power2(__fmaf_rn(p, c, -base[i]));
+					p = power2(__fmaf_rn(p, c, -taken));
 				}
-				x = __fadd_rn(__fadd_rn(score[0][2 * i], score[0][2 * i + 1]),
-					      __fadd_rn(score[1][2 * i], score[1][2 * i + 1]));
-				sh.sum[warp][row][lane % 4] = x;
-#pragma unroll
-				for (int n = 0; n < 2; n++)
-					*reinterpret_cast<uint32_t *>(&sh.weights[row][2 * (warp * 16 + n * 8 + lane % 4 * 2)]) =
-						pair<CODEC>(score[n][2 * i], score[n][2 * i + 1]);
+				sh.sum[warp][row][lane % 4] = __fadd_rn(__fadd_rn(score[0][2 * i], score[0][2 * i + 1]),
+									__fadd_rn(score[1][2 * i], score[1][2 * i + 1]));
 			}
-			copy_wait(stages == 1 ? 0 : 2 * (stages - 1));
-			__syncthreads(); /* V and the weights are there */
+			if (partly)
+				hide(score, hidden);
+#pragma unroll
+			for (int i = 0; i < 4; i++) {
+				uint8_t *row = sh.weights[lane / 4 + i % 2 * 8];
+
+				*reinterpret_cast<uint32_t *>(row + 2 * (warp * 16 + i / 2 * 8 + lane % 4 * 2)) =
+					pair<CODEC>(score[i / 2][i % 2 * 2], score[i / 2][i % 2 * 2 + 1]);
+			}
+			barrier_wait(&sh.there[stage][1], parity);
+			group_sync(1); /* the weights are there */
 			if (warp == 0) {
 #pragma unroll
 				for (int i = 0; i < 2; i++) {
@@ -176,26 +244,46 @@ template <int CODEC, int COLUMNS> static __device__ __forceinline__ void decode(
 					sum[i] = __fmaf_rn(sum[i], scale[i], x);
 				}
 			}
+			rescale(acc, scale);
 #pragma unroll
-			for (int n = 0; n < COLUMNS / 8; n++)
-#pragma unroll
-				for (int e = 0; e < 4; e++)
-					acc[n][e] = __fmul_rn(acc[n][e], scale[e / 2]);
-#pragma unroll
-			for (int p = 0; p < TILE / 16; p++) {
-				uint32_t pa[4], vb[4];
+			for (int p = 0; p < TILE / 16; p++)
+				matrices(weights[p], shared_address(&sh.weights[a_row][a_column + p * 32]));
 
-				matrices(pa, shared_address(&sh.weights[a_row][a_column + p * 32]));
-#pragma unroll
-				for (int n = 0; n < COLUMNS / 16; n++) {
-					const uint32_t column = warp * COLUMNS + n * 16;
+			const uint32_t column0 = warp * COLUMNS, pieces = column0 < a.v_dim ? (a.v_dim - column0) / 8 : 0;
+			auto v_piece = [&](uint32_t row, uint32_t piece) { return v_at + row * l.v_stride + piece * 16; };
+			auto own_piece = [&](uint32_t row, uint32_t piece) { return v_piece(row, piece + column0 / 8); };
 
-					if (column >= a.v_dim)
-						break;
-					matrices_transposed(vb, v_at + (p * 16 + a_row) * v_stride + column * 2 + a_column);
-					multiply<CODEC>(acc[2 * n], pa, vb[0], vb[1]);
-					multiply<CODEC>(acc[2 * n + 1], pa, vb[2], vb[3]);
+			if (partly && group_any(1, any_not_finite<CODEC>(a.v_dim / 8, v_piece))) {
+				careful_output<CODEC>(acc, weights, pieces, own_piece);
+			} else {
+#pragma unroll
+				for (int p0 = 0; p0 < TILE / 16; p0 += BATCH) { /* loads, then products */
+					constexpr int ACROSS = COLUMNS / 16;
+					uint32_t vb[BATCH * ACROSS][4];
+
+#pragma unroll
+					for (int i = 0; i < BATCH * ACROSS; i++) {
+						const uint32_t row = (p0 + i / ACROSS) * 16 + a_row, piece = i % ACROSS * 2;
+
+						if (piece < pieces)
+							matrices_transposed(vb[i], own_piece(row, piece) + a_column);
+					}
+#pragma unroll
+					for (int i = 0; i < BATCH * ACROSS; i++) {
+						const int p = p0 + i / ACROSS, n = i % ACROSS * 2;
+
+						if (n < pieces) {
+							multiply<CODEC>(acc[n], weights[p], vb[i][0], vb[i][1]);
+							multiply<CODEC>(acc[n + 1], weights[p], vb[i][2], vb[i][3]);
+						}
+					}
 				}
+			}
+			if (lane == 0)
+				barrier_arrive(&sh.empty[stage]);
+			if (++stage == l.stages) {
+				stage = 0;
+				parity ^= 1;
 			}
 		}
 
@@ -205,7 +293,7 @@ template <int CODEC, int COLUMNS> static __device__ __forceinline__ void decode(
 
 			if (warp == 0)
 				sum[i] = row_sum(sum[i]);
-			if (row0 + row >= all_rows)
+			if (u.row0 + row >= all_rows)
 				continue;
 			if (warp == 0 && lane % 4 == 0) {
 				part[row] = max[i];
@@ -223,17 +311,38 @@ template <int CODEC, int COLUMNS> static __device__ __forceinline__ void decode(
 	}
 }
 
+template <int CODEC, int COLUMNS> static __device__ __forceinline__ void decode(const attend_args &a)
+{
+	decode_shared &sh = *reinterpret_cast<decode_shared *>(attend_memory);
+	const decode_layout l = get_layout(a);
+
+	if (threadIdx.x < 2 * STAGES_MAX)
+		barrier_init(&sh.there[0][threadIdx.x], 128); /* threads that load */
+	if (threadIdx.x < STAGES_MAX)
+		barrier_init(&sh.empty[threadIdx.x], 4); /* warps that compute */
+	count_units(sh.before, a.n_seqs, [&](uint32_t i) {
+		const sequence s = get_sequence(a, i);
+		uint32_t first;
+
+		return splits_seen(a, s, &first) * row_blocks(a, s) * a.kv_heads;
+	});
+	if (threadIdx.x >= 128)
+		load_splits<COLUMNS / 2>(a, sh, l);
+	else
+		compute_splits<CODEC, COLUMNS>(a, sh, l);
+}
+
 #define DECODE(name, codec, columns, blocks) \
-	extern "C" __global__ void __launch_bounds__(128, blocks) attend_decode_##name(const attend_args a) \
+	extern "C" __global__ void __launch_bounds__(256, blocks) attend_decode_##name(const attend_args a) \
 	{ \
 		decode<codec, columns>(a); \
 	}
 
-DECODE(f16_64, ROW_F16, 16, 4)
-DECODE(f16_128, ROW_F16, 32, 4)
-DECODE(f16_256, ROW_F16, 64, 3)
-DECODE(f16_512, ROW_F16, 128, 2)
-DECODE(bf16_64, ROW_BF16, 16, 4)
-DECODE(bf16_128, ROW_BF16, 32, 4)
-DECODE(bf16_256, ROW_BF16, 64, 3)
-DECODE(bf16_512, ROW_BF16, 128, 2)
+DECODE(f16_64, ROW_F16, 16, 2)
+DECODE(f16_128, ROW_F16, 32, 2)
+DECODE(f16_256, ROW_F16, 64, 1)
+DECODE(f16_512, ROW_F16, 128, 1)
+DECODE(bf16_64, ROW_BF16, 16, 2)
+DECODE(bf16_128, ROW_BF16, 32, 2)
+DECODE(bf16_256, ROW_BF16, 64, 1)
+DECODE(bf16_512, ROW_BF16, 128, 1)

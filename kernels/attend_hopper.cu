@@ -27,35 +27,10 @@ struct hopper_shared {
 
 /* ---- instructions ---- */
 
-static __device__ __forceinline__ void barrier_init(uint64_t *b, uint32_t count)
-{
-	asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count) : "memory");
-}
-
-static __device__ __forceinline__ void barrier_arrive(uint64_t *b)
-{
-	asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
-}
-
-static __device__ __forceinline__ void barrier_wait(uint64_t *b, uint32_t parity)
-{
-	asm volatile("{\n"
-		     ".reg .pred p;\n"
-		     "again:\n"
-		     "mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
-		     "@!p bra again;\n"
-		     "}" ::"r"(shared_address(b)), "r"(parity) : "memory");
-}
-
-/* Shared memory as it was written is what the tensor cores will read. */
+/* What ordinary instructions did to shared memory comes before what tensor cores and bulk copies will do. */
 static __device__ __forceinline__ void publish(void)
 {
 	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-static __device__ __forceinline__ void group_sync(uint32_t id)
-{
-	asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
 
 static __device__ __forceinline__ void wgmma_begin(void)
@@ -85,11 +60,21 @@ template <int N> static __device__ __forceinline__ void settled(float (&x)[N][4]
  * A matrix in shared memory: panels of 128-byte rows, the 16-byte pieces of a row
  * exchanged by the row's number (128-byte swizzle), eight rows 1024 bytes after
  * the eight before; @panel: bytes between panels, where an operand takes several.
+ * The address is made one of the warp, so that steps from it are additions of
+ * uniform registers: each wgmma waits for its descriptors.
  */
-static __device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t panel)
-{
-	return (address & 0x3ffff) >> 4 | (uint64_t)(panel >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
-}
+struct matrix {
+	uint32_t low;
+
+	__device__ __forceinline__ matrix(uint32_t address, uint32_t panel)
+	{
+		low = __shfl_sync(0xffffffffu, (address & 0x3ffff) >> 4 | (panel >> 4) << 16, 0);
+	}
+	__device__ __forceinline__ uint64_t at(uint32_t bytes) const
+	{
+		return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | (low + bytes / 16);
+	}
+};
 
 static __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t piece)
 {
@@ -178,6 +163,25 @@ static __device__ __forceinline__ unit get_unit(const attend_args &a, const uint
 	return u;
 }
 
+/* Of a unit's tiles, those that a group's rows see, and of these those of which every row sees everything. */
+struct seen {
+	uint32_t first, last, whole0, whole1;
+};
+
+static __device__ __forceinline__ seen get_seen(const attend_args &a, const unit &u, uint32_t row0)
+{
+	const uint32_t group = a.heads / a.kv_heads, end = min(row0 + GROUP_ROWS, u.all_rows);
+	const uint32_t token0 = row0 / group, token1 = end > row0 ? (end - 1) / group : token0;
+	const uint32_t from = sees_from(a, u.s, token0), to = end > row0 ? sees_to(a, u.s, token1) : from;
+	seen g;
+
+	g.first = from < to ? from / TILE - u.tile0 : u.tiles;
+	g.last = from < to ? (to - 1) / TILE + 1 - u.tile0 : u.tiles;
+	g.whole0 = from < to ? (sees_from(a, u.s, token1) + TILE - 1) / TILE - u.tile0 : u.tiles;
+	g.whole1 = from < to ? sees_to(a, u.s, token0) / TILE - u.tile0 : u.tiles;
+	return g;
+}
+
 /* The block's @round-th unit: there and back, so that each block gets long and short ones. */
 static __device__ __forceinline__ uint32_t unit_of(uint32_t round)
 {
@@ -188,9 +192,10 @@ static __device__ __forceinline__ uint32_t unit_of(uint32_t round)
 
 template <int DIM> static __device__ __forceinline__ void load_units(const attend_args &a, hopper_shared &sh, uint32_t slots0)
 {
-	const uint32_t thread = threadIdx.x % LOADERS, lane = threadIdx.x % 32;
-	const uint32_t pieces = DIM / 8, piece = thread % pieces, row = thread / pieces, step = LOADERS / pieces;
-	const uint32_t dst0 = piece / 8 * (TILE * 128) + swizzled(row, piece); /* step is 8 or 16: the swizzle stays */
+	const uint32_t thread = threadIdx.x % LOADERS;
+	constexpr int pieces = DIM / 8, step = LOADERS / pieces; /* 8 or 16 rows: the swizzle stays the same */
+	const uint32_t piece = thread % pieces, row = thread / pieces;
+	const uint32_t dst0 = piece / 8 * (TILE * 128) + swizzled(row, piece);
 	uint32_t loads = 0, arrived = 0; /* K's and V's in turn */
 
 	auto arrive = [&]() {
@@ -203,40 +208,50 @@ template <int DIM> static __device__ __forceinline__ void load_units(const atten
 		const uint64_t k_table = a.k_blocks + (uint64_t)u.seq * a.table_stride * 8;
 		const uint64_t v_table = a.v_blocks + (uint64_t)u.seq * a.table_stride * 8;
 		uint64_t k_rows = 0, v_rows = 0; /* of the lane's 16 positions in a split */
+		const uint32_t offset = u.kv_head * DIM * 2;
 		uint32_t split = ~0u;
 
 		for (uint32_t t = u.tile0; t < u.tile0 + u.tiles; t++) {
 			if (t * TILE / SPLIT != split) {
-				const uint32_t position = (split = t * TILE / SPLIT) * SPLIT + lane * 16;
-				const bool seen = position < u.to && position + 16 > u.from;
-
-				k_rows = seen ? find_rows(k_table, a.k_block_rows, a.k_row_bytes, u.kv_head * DIM * 2, position) : 0;
-				v_rows = seen ? find_rows(v_table, a.v_block_rows, a.v_row_bytes, u.kv_head * DIM * 2, position) : 0;
+				split = t * TILE / SPLIT;
+				k_rows = find_group(k_table, a.k_block_rows, a.k_row_bytes, offset, split, u.from, u.to);
+				v_rows = find_group(v_table, a.v_block_rows, a.v_row_bytes, offset, split, u.from, u.to);
 			}
+			const uint32_t groups = __ballot_sync(0xffffffffu, k_rows && v_rows) >> t % (SPLIT / TILE) * 4 & 15;
+			const bool whole = groups == 15 && t * TILE >= u.from && (t + 1) * TILE <= u.to;
+
 #pragma unroll
 			for (int which = 0; which < 2; which++) {
 				const uint32_t slot = loads / 2 % SLOTS, row_bytes = which ? a.v_row_bytes : a.k_row_bytes;
 				const uint32_t dst = slots0 + (which * SLOTS + slot) * (TILE * DIM * 2) + dst0;
+				const uint64_t at = row * (uint64_t)row_bytes + piece * 16, eight = 8ull * row_bytes;
 
 				barrier_wait(&sh.empty[which][slot], (loads / 2 / SLOTS + 1) % 2);
 #pragma unroll
-				for (int i = 0; i < TILE / (LOADERS / (DIM / 8)); i++) {
-					const uint32_t r = row + i * step, position = t * TILE + r;
-					const uint64_t base = __shfl_sync(0xffffffffu, which ? v_rows : k_rows,
-									  t % (SPLIT / TILE) * 4 + i * step / 16);
-					const bool there = base && position >= u.from && position < u.to;
+				for (int i = 0; i < TILE / 16; i++) { /* a group of 16 rows: one or two of this thread's */
+					const uint64_t base = group_of(which ? v_rows : k_rows, t, i);
+					const uint32_t position = t * TILE + i * 16 + row;
 
-					copy16(dst + i * step * 128, there ? base + r % 16 * row_bytes + piece * 16 : a.q, there);
+#pragma unroll
+					for (int r = 0; r < 16; r += step) {
+						const uint64_t src = base + at + (r ? eight : 0);
+
+						if (whole)
+							copy16(dst + (i * 16 + r) * 128, src);
+						else
+							copy16(dst + (i * 16 + r) * 128, src,
+							       base && position + r >= u.from && position + r < u.to);
+					}
 				}
 				copy_commit();
 				if (++loads - arrived > LAG) {
-					copy_wait(LAG);
+					copy_wait<LAG>();
 					publish();
 					arrive();
 				}
 			}
 		}
-		copy_wait(0);
+		copy_wait<0>();
 		publish();
 		while (arrived < loads)
 			arrive();
@@ -245,15 +260,15 @@ template <int DIM> static __device__ __forceinline__ void load_units(const atten
 
 /* ---- a computing warpgroup ---- */
 
-template <int CODEC, int DIM> static __device__ __forceinline__ void group_queries(const attend_args &a, const unit &u, uint32_t row0,
-										   uint8_t *dst)
+template <int CODEC, int DIM> static __device__ __forceinline__ void
+group_queries(const attend_args &a, const unit &u, uint32_t row0, uint8_t *dst)
 {
 	const uint32_t group = a.heads / a.kv_heads, size = a.q_type == ROW_F32 ? 4 : 2;
 
 	for (uint32_t i = threadIdx.x % 128; i < GROUP_ROWS * (DIM / 8); i += 128) {
 		const uint32_t r = i / (DIM / 8), piece = i % (DIM / 8);
 		const uint32_t token = (row0 + r) / group, head = u.kv_head * group + (row0 + r) % group;
-		const uint64_t at = a.q + (uint64_t)(u.s.token + token) * a.q_stride + ((uint64_t)head * DIM + piece * 8) * size;
+		const uint64_t at = a.q + (uint64_t)(u.s.token + token) * a.q_stride + (head * DIM + piece * 8) * size;
 		uint4 x = make_uint4(0, 0, 0, 0);
 
 		if (token < u.s.n && a.q_type == CODEC)
@@ -270,16 +285,17 @@ template <int CODEC, int DIM> static __device__ __forceinline__ void group_queri
 template <int CODEC, int DIM> static __device__ __forceinline__ void compute_units(const attend_args &a, hopper_shared &sh,
 										   uint8_t *queries, uint32_t slots0)
 {
-	const uint32_t wg = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+	const uint32_t wg = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+	const uint32_t warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
 	const uint32_t group = a.heads / a.kv_heads, tile_bytes = TILE * DIM * 2;
-	const uint32_t q_at = shared_address(queries) + wg * (GROUP_ROWS * 128);
+	const matrix q(shared_address(queries) + wg * (GROUP_ROWS * 128), 0);
 	const float c = exponent_unit(a);
 	uint32_t k_used = 0, v_used = 0; /* tiles, of all units */
 
 	auto k_wait = [&]() { barrier_wait(&sh.full[0][k_used % SLOTS], k_used / SLOTS % 2); };
 	auto v_wait = [&]() { barrier_wait(&sh.full[1][v_used % SLOTS], v_used / SLOTS % 2); };
-	auto k_free = [&]() {
-		if (lane == 0)
+	auto k_free = [&](bool now = true) {
+		if (lane == 0 && now)
 			barrier_arrive(&sh.empty[0][k_used % SLOTS]);
 		k_used++;
 	};
@@ -291,18 +307,12 @@ template <int CODEC, int DIM> static __device__ __forceinline__ void compute_uni
 
 	for (uint32_t round = 0; unit_of(round) < sh.before[a.n_seqs]; round++) {
 		const unit u = get_unit(a, sh.before, unit_of(round));
-		const uint32_t row0 = u.row0 + wg * GROUP_ROWS, end = min(row0 + GROUP_ROWS, u.all_rows);
-		const uint32_t token0 = row0 / group, token1 = end > row0 ? (end - 1) / group : token0;
-		const uint32_t from = sees_from(a, u.s, token0), to = end > row0 ? sees_to(a, u.s, token1) : from;
-		/* of the unit's tiles, those that this group's rows see */
-		const uint32_t first = from < to ? from / TILE - u.tile0 : u.tiles;
-		const uint32_t last = from < to ? (to - 1) / TILE + 1 - u.tile0 : u.tiles;
-		const uint32_t whole_from = sees_from(a, u.s, token1), whole_to = sees_to(a, u.s, token0);
+		const uint32_t row0 = u.row0 + wg * GROUP_ROWS;
+		const seen own = get_seen(a, u, row0);
 		float acc[DIM / 8][4] = {}, run[DIM / 8][4] = {}, score[TILE / 8][4], scale[2];
 		float max[2] = { -INF, -INF }, sum[2] = {}, run_max[2] = { -INF, -INF }, run_sum[2] = {};
 		float split_max[2], split_sum[2];
 		uint32_t weights[TILE / 16][4];
-
 		auto pass = [&](uint32_t n) { /* tiles that the other group alone sees */
 			for (uint32_t t = 0; t < n; t++) {
 				k_wait();
@@ -312,44 +322,32 @@ template <int CODEC, int DIM> static __device__ __forceinline__ void compute_uni
 			}
 		};
 		auto scores = [&]() { /* begin S = Q K^T of the next tile of K */
-			const uint64_t k = descriptor(slots0 + k_used % SLOTS * tile_bytes, 0), q = descriptor(q_at, 0);
+			const matrix k(slots0 + k_used % SLOTS * tile_bytes, 0);
 
 			k_wait();
 			wgmma_begin();
 #pragma unroll
 			for (int d = 0; d < DIM / 16; d++)
-				wgmma_scores<CODEC>(score, q + (d / 4 * (HOPPER_ROWS * 128) + d % 4 * 32) / 16,
-						    k + (d / 4 * (TILE * 128) + d % 4 * 32) / 16, d > 0);
+				wgmma_scores<CODEC>(score, q.at(d / 4 * (HOPPER_ROWS * 128) + d % 4 * 32),
+						    k.at(d / 4 * (TILE * 128) + d % 4 * 32), d > 0);
 			wgmma_commit();
 		};
-		auto output = [&]() { /* begin O += P V of the next tile of V */
-			const uint64_t v = descriptor(slots0 + (SLOTS + v_used % SLOTS) * tile_bytes, TILE * 128);
+		auto v_piece = [&](uint32_t row, uint32_t piece) {
+			return slots0 + (SLOTS + v_used % SLOTS) * tile_bytes + piece / 8 * (TILE * 128) + swizzled(row, piece);
+		};
+		auto output = [&]() { /* begin O += P V of the next tile of V, which is there */
+			const matrix v(slots0 + (SLOTS + v_used % SLOTS) * tile_bytes, TILE * 128);
 
-			v_wait();
 			wgmma_begin();
 #pragma unroll
 			for (int p = 0; p < TILE / 16; p++)
-				wgmma_output<CODEC>(acc, weights[p], v + p * 128);
+				wgmma_output<CODEC>(acc, weights[p], v.at(p * 16 * 128));
 			wgmma_commit();
-		};
-		auto weigh_tile = [&](uint32_t t) {
-			const uint32_t position = (u.tile0 + t) * TILE;
-
-			if (position < whole_from || position + TILE > whole_to) {
-				const query_row *row = &sh.rows[wg * GROUP_ROWS + warp * 16 + lane / 4], *two[2] = { row, row + 8 };
-
-#pragma unroll
-				for (int n = 0; n < TILE / 8; n++)
-					look(a, two, false, score[n], position + n * 8 + lane % 4 * 2);
-			}
-			soften(score, max, sum, scale, c);
 		};
 		auto pack = [&]() {
 #pragma unroll
-			for (int p = 0; p < TILE / 16; p++)
-#pragma unroll
-				for (int e = 0; e < 4; e++)
-					weights[p][e] = pair<CODEC>(score[2 * p + e / 2][e % 2 * 2], score[2 * p + e / 2][e % 2 * 2 + 1]);
+			for (int i = 0; i < TILE / 4; i++)
+				weights[i / 4][i % 4] = pair<CODEC>(score[i / 2][i % 2 * 2], score[i / 2][i % 2 * 2 + 1]);
 		};
 		auto merge = [&](const float m[2], const float l[2]) {
 #pragma unroll
@@ -375,55 +373,91 @@ template <int CODEC, int DIM> static __device__ __forceinline__ void compute_uni
 		publish();
 		group_sync(1 + wg);
 
-		pass(first);
-		if (first < last) {
-			scores();
-			wgmma_wait<0>();
-			settled(score);
-			k_free();
-			weigh_tile(first);
-			pack();
-		}
-		for (uint32_t t = first + 1; t < last; t++) {
-			const bool next_split = (u.tile0 + t) % (SPLIT / TILE) == 0;
-
-			scores();
-			output();
-			wgmma_wait<1>();
-			settled(score);
-			k_free();
-			if (next_split) {
-#pragma unroll
-				for (int i = 0; i < 2; i++) {
-					split_max[i] = max[i];
-					split_sum[i] = sum[i];
-					max[i] = -INF;
-					sum[i] = 0;
-				}
-			}
-			weigh_tile(t);
-			wgmma_wait<0>();
-			settled(acc);
-			v_free();
-			if (next_split) {
-				merge(split_max, split_sum);
-			} else {
-#pragma unroll
-				for (int n = 0; n < DIM / 8; n++)
-#pragma unroll
-					for (int e = 0; e < 4; e++)
-						acc[n][e] = __fmul_rn(acc[n][e], scale[e / 2]);
-			}
-			pack();
-		}
-		if (first < last) {
-			output();
-			wgmma_wait<0>();
-			settled(acc);
-			v_free();
+		auto next_split = [&](uint32_t t) { return t > own.first && (u.tile0 + t) % (SPLIT / TILE) == 0; };
+		auto end_split = [&]() {
 			merge(max, sum);
+			max[0] = max[1] = -INF;
+			sum[0] = sum[1] = 0;
+		};
+		auto part_of_tile = [&](uint32_t t) { /* of which not every row sees everything */
+			uint32_t hidden;
+
+			if (next_split(t))
+				end_split();
+			scores();
+			wgmma_wait<0>();
+			settled(score);
+			k_free();
+			hidden = look(a, &sh.rows[wg * GROUP_ROWS + warp * 16 + lane / 4], false, score,
+				      (u.tile0 + t) * TILE + lane % 4 * 2);
+			soften(score, max, sum, scale, c);
+			hide(score, hidden);
+			pack();
+			rescale(acc, scale);
+			v_wait();
+			if (group_any(1 + wg, any_not_finite<CODEC>(DIM / 8, v_piece))) {
+				careful_output<CODEC>(acc, weights, DIM / 8, v_piece);
+			} else {
+				output();
+				wgmma_wait<0>();
+				settled(acc);
+			}
+			v_free();
+		};
+
+		pass(own.first);
+		uint32_t t = own.first;
+
+		while (t < min(own.whole0, own.last))
+			part_of_tile(t++);
+		if (t < own.whole1) {
+			if (next_split(t))
+				end_split();
+			scores();
+			wgmma_wait<0>();
+			settled(score);
+			k_free();
+			soften(score, max, sum, scale, c);
+			rescale(acc, scale);
+			pack();
+			for (t++; t < own.whole1; t++) {
+				scores();
+				v_wait();
+				output();
+				wgmma_wait<1>();
+				settled(score);
+				if (next_split(t)) {
+#pragma unroll
+					for (int i = 0; i < 2; i++) {
+						split_max[i] = max[i];
+						split_sum[i] = sum[i];
+						max[i] = -INF;
+						sum[i] = 0;
+					}
+				}
+				soften(score, max, sum, scale, c);
+				/* sums are never less than 0: so the compiler forms weights before it waits for products */
+				k_free(!(sum[0] + sum[1] < 0));
+				wgmma_wait<0>();
+				settled(acc);
+				v_free();
+				if (next_split(t))
+					merge(split_max, split_sum);
+				else
+					rescale(acc, scale);
+				pack();
+			}
+			v_wait();
+			output();
+			wgmma_wait<0>();
+			settled(acc);
+			v_free();
 		}
-		pass(u.tiles - last);
+		while (t < own.last)
+			part_of_tile(t++);
+		if (own.first < own.last)
+			merge(max, sum);
+		pass(u.tiles - own.last);
 
 #pragma unroll
 		for (int i = 0; i < 2; i++) {

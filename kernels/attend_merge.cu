@@ -12,31 +12,34 @@
 
 extern "C" __global__ void __launch_bounds__(256) attend_merge(const attend_args a)
 {
-	__shared__ uint32_t before[KVT_ATTEND_SEQS + 1];
+	__shared__ uint32_t before[KVT_ATTEND_SEQS + 1], tokens[KVT_ATTEND_SEQS + 1];
 	__shared__ float old_weight[MERGE_SPLITS], part_weight[MERGE_SPLITS], part_sum[MERGE_SPLITS];
 	__shared__ float product[MERGE_SPLITS][MERGE_COLUMNS];
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = a.heads / a.kv_heads;
 	const uint32_t slices = (a.v_dim + MERGE_COLUMNS - 1) / MERGE_COLUMNS;
 	const uint64_t part_floats = (uint64_t)a.part_rows * (a.v_dim + 2);
-	const uint32_t *tokens = array<uint32_t>(a.tokens);
 	const float c = exponent_unit(a);
 
 	count_units(before, a.n_seqs, [&](uint32_t i) {
 		const sequence s = get_sequence(a, i);
 		uint32_t first;
 
+		tokens[i] = s.token;
+		tokens[i + 1] = s.token + s.n; /* as the next one has it */
 		return splits_seen(a, s, &first) * ((s.n * group + MERGE_ROWS - 1) / MERGE_ROWS) * a.kv_heads;
 	});
 
-	for (uint64_t unit = blockIdx.x; unit < (uint64_t)tokens[a.n_seqs] * a.heads * slices; unit += gridDim.x) {
-		const uint32_t slice = unit % slices, head = unit / slices % a.heads, token = unit / slices / a.heads;
+	const uint32_t head = blockIdx.y, kv_head = head / group;
+
+	for (uint32_t token = blockIdx.z; token < tokens[a.n_seqs]; token += gridDim.z)
+	for (uint32_t slice = blockIdx.x; slice < slices; slice += gridDim.x) {
 		const uint32_t seq = find_unit(tokens, a.n_seqs, token);
 		const sequence s = get_sequence(a, seq);
-		const uint32_t row = (token - s.token) * group + head % group;
+		const uint32_t row = (token - s.token) * group + head - kv_head * group;
 		const uint32_t row_blocks = (s.n * group + MERGE_ROWS - 1) / MERGE_ROWS, column = slice * MERGE_COLUMNS + lane;
 		const uint64_t step = (uint64_t)row_blocks * a.kv_heads * part_floats; /* from split to split */
 		const float *part = array<float>(a.parts) + row % MERGE_ROWS +
-				    (before[seq] + (uint64_t)row / MERGE_ROWS * a.kv_heads + head / group) * part_floats;
+				    (before[seq] + (uint64_t)row / MERGE_ROWS * a.kv_heads + kv_head) * part_floats;
 		const float *acc = part + 2 * a.part_rows + (uint64_t)(row % MERGE_ROWS) * a.v_dim - row % MERGE_ROWS + column;
 		uint32_t first, splits = splits_seen(a, s, &first);
 		float max = -INF, sum = 0, out = 0;
@@ -56,6 +59,9 @@ extern "C" __global__ void __launch_bounds__(256) attend_merge(const attend_args
 #pragma unroll
 				for (int i = 0; i < MERGE_SPLITS / 32; i++) {
 					const uint32_t k = i * 32 + lane;
+
+					if (i * 32 >= n)
+						break;
 					const float own = k < n ? __ldcg(part + (s0 + k) * step) : -INF;
 					const float l = k < n ? __ldcg(part + (s0 + k) * step + a.part_rows) : 0;
 					float upto = own, lower, w;

@@ -58,7 +58,7 @@ endef
 $(foreach t,$(CARRY_TESTS),$(eval $(call carry_test,$(t))))
 
 # The check as a program that needs nothing but the C library and the driver, to carry to a machine with a GPU.
-$(BUILD)/kernels/gpu_check: $(BUILD)/obj/tests/gpu/gpu_check.o $(BUILD)/libkvtier.a
+$(BUILD)/kernels/gpu_check: $(BUILD)/obj/tests/gpu/gpu_check.o $(BUILD)/libkvttest.a $(BUILD)/libkvtier.a
 	@mkdir -p $(@D)
 	$(call say,LD)
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ -Wl,--as-needed $(LIBS) -ldl

@@ -2,7 +2,9 @@
 /*
  * The CUDA kernels against their C twins, on fresh random input and poisoned
  * outputs, compared by bytes; then how fast they are. The driver comes by
- * dlopen(), the kernels from a fatbin: argv[1], or where the build put it.
+ * dlopen(), the kernels from a fatbin: argv[1], or where the build put it; for
+ * attention, by the backend and the fatbin in it: it also compares the kernels'
+ * bits among themselves.
  *
  *	gpu_check [--seed N] [--no-timing] [FATBIN]
  *
@@ -21,6 +23,7 @@
 #include "codec/codec.h"
 #include "gpu/gpu.h"
 #include "gpu/kernels.h"
+#include "lib/gpu_attend.h"
 
 /* ---- the driver ---- */
 
@@ -596,6 +599,7 @@ int main(int argc, char **argv)
 {
 	const char *path = NULL;
 	bool timing = true;
+	struct kvt_gpu *gpu;
 
 	if (getrandom(&rng, sizeof(rng), 0) < 0)
 		rng = getpid();
@@ -611,10 +615,16 @@ int main(int argc, char **argv)
 	start(path);
 	printf("seed %#llx\n", (unsigned long long)rng);
 	check_all();
+	if (kvt_gpu_cuda_open(0, &gpu))
+		die(1, "attention: %s", kvt_last_error());
+	failures += gpu_attend_check(gpu, rng, true);
+	failures += gpu_attend_check_mutations(gpu, rng);
 	if (timing && !failures) {
 		time_digest();
 		time_copy();
 		time_append();
+		gpu_attend_time(gpu, NULL);
 	}
+	gpu->ops->close(gpu);
 	return failures != 0;
 }

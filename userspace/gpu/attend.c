@@ -14,9 +14,12 @@
 #define HOPPER_ROWS 128
 #define HOPPER_SLOTS 4	 /* kernels/attend_hopper.cu */
 #define PAD 16		   /* bytes behind each row in shared memory: banks */
-#define STAGES_MAX 6	   /* kernels/attend.cuh */
-#define RESERVED 1024	   /* bytes that the driver keeps of each block's shared memory */
-#define OTHER_SHARED 12288 /* at most: of a kernel, beside rows of Q, K and V (kernels/attend.cuh) */
+#define STAGES_MAX 8  /* kernels/attend.cuh */
+#define RESERVED 1024 /* bytes that the driver keeps of each block's shared memory */
+/* At most, of a kernel, beside rows of Q, K and V. */
+#define DECODE_OTHER(n_seqs) (4416 + 4 * (n_seqs))
+#define PREFILL_OTHER 7296
+#define HOPPER_OTHER 8192
 
 static uint32_t div_up(uint64_t n, uint64_t by)
 {
@@ -46,6 +49,8 @@ static int check(const struct kvt_attend_limits *l, const struct kvt_attend_args
 				a->v_row_bytes);
 	if (!(fabsf(a->scale) < INFINITY) || a->scale == 0)
 		return kvt_fail(-EINVAL, "attend: a scale of %g", (double)a->scale);
+	if (a->heads > 65535)
+		return kvt_fail(-EINVAL, "attend: %u heads; at most 65535", a->heads);
 	if (l->rows >= 1ull << 31 || (uint64_t)l->tokens * a->heads >= 1ull << 31)
 		return kvt_fail(-EINVAL, "attend: %llu rows, %u tokens: 2^31 of rows, and of tokens x heads, are too many",
 				(unsigned long long)l->rows, l->tokens);
@@ -63,29 +68,28 @@ static uint32_t stage_bytes(const struct kvt_attend_args *a, uint32_t v_dim)
 	return TILE * (2 * a->k_dim + PAD + 2 * v_dim + PAD);
 }
 
-/* Shared memory for @rows of Q and as many stages as fit, when @blocks share a multiprocessor. */
-static uint32_t shared_bytes(const struct kvt_attend_device *d, const struct kvt_attend_args *a, uint32_t rows,
-			     uint32_t v_dim, uint32_t blocks)
+/* Shared memory of a block, with as many stages as fit when @blocks share a multiprocessor. 0: not one. */
+static uint32_t shared_bytes(const struct kvt_attend_device *d, uint32_t fixed, uint32_t stage, uint32_t blocks,
+			     uint32_t *stages)
 {
-	uint32_t fixed = rows * (2 * a->k_dim + PAD) + OTHER_SHARED, stage = stage_bytes(a, v_dim), n;
 	uint32_t most = (d->shared_max + RESERVED) / blocks - RESERVED;
 
-	n = most > fixed ? (most - fixed) / stage : 0;
-	return n ? fixed + (n < STAGES_MAX ? n : STAGES_MAX) * stage : 0;
+	*stages = most > fixed ? (most - fixed) / stage : 0;
+	if (*stages > STAGES_MAX)
+		*stages = STAGES_MAX;
+	return *stages ? fixed + *stages * stage : 0;
 }
 
-/* As many blocks on a multiprocessor as have two stages each. */
-static uint32_t fit(const struct kvt_attend_device *d, const struct kvt_attend_args *a, uint32_t rows, uint32_t v_dim,
-		    uint32_t most_blocks, uint32_t *blocks)
+/* Two blocks on a multiprocessor where each has @least stages; else one. */
+static uint32_t fit(const struct kvt_attend_device *d, uint32_t fixed, uint32_t stage, uint32_t least, uint32_t *blocks)
 {
-	uint32_t two = rows * (2 * a->k_dim + PAD) + OTHER_SHARED + 2 * stage_bytes(a, v_dim), bytes;
+	uint32_t stages, bytes = shared_bytes(d, fixed, stage, 2, &stages);
 
-	for (*blocks = most_blocks; *blocks > 1; --*blocks) {
-		bytes = shared_bytes(d, a, rows, v_dim, *blocks);
-		if (bytes >= two)
-			return bytes;
-	}
-	return shared_bytes(d, a, rows, v_dim, 1);
+	*blocks = 2;
+	if (stages >= least)
+		return bytes;
+	*blocks = 1;
+	return shared_bytes(d, fixed, stage, 1, &stages);
 }
 
 static int decode(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, struct kvt_attend_args *a,
@@ -99,7 +103,9 @@ static int decode(const struct kvt_attend_device *d, const struct kvt_attend_lim
 	uint64_t units = (l->rows / KVT_ATTEND_SPLIT + a->n_seqs) * div_up(rows, DECODE_ROWS) * a->kv_heads, grid;
 
 	a->part_rows = rows < DECODE_ROWS ? (rows + 1) / 2 * 2 : DECODE_ROWS;
-	shared = fit(d, a, DECODE_ROWS, a->v_dim, 4, &blocks);
+	/* one block with all loads in flight where there is little to do */
+	shared = fit(d, DECODE_ROWS * (2 * a->k_dim + PAD) + DECODE_OTHER(a->n_seqs), stage_bytes(a, a->v_dim),
+		     units > d->processors ? 3 : UINT32_MAX, &blocks);
 	if (!shared && d->sm)
 		return kvt_fail(-EINVAL, "attend: heads of %u and %u elements need more than the %u bytes of shared memory",
 				a->k_dim, a->v_dim, d->shared_max);
@@ -108,11 +114,11 @@ static int decode(const struct kvt_attend_device *d, const struct kvt_attend_lim
 	r->step[0] = (struct kvt_attend_step){
 		.function = names[a->codec == KVT_BF16][(a->v_dim > 64) + (a->v_dim > 128) + (a->v_dim > 256)],
 		.grid = { (uint32_t)(units < grid ? units : grid ? grid : 1), 1, 1 },
-		.block = { 128, 1, 1 }, .shared_bytes = shared,
+		.block = { 256, 1, 1 }, .shared_bytes = shared,
 	};
-	units = (uint64_t)l->tokens * a->heads * div_up(a->v_dim, 32);
 	r->step[1] = (struct kvt_attend_step){
-		.function = "merge", .grid = { (uint32_t)(units < 65535 ? units : 65535), 1, 1 }, .block = { 256, 1, 1 },
+		.function = "merge", .block = { 256, 1, 1 },
+		.grid = { div_up(a->v_dim, 32), a->heads, l->tokens < 65535 ? l->tokens : 65535 },
 	};
 	return 0;
 }
@@ -125,7 +131,7 @@ static int prefill(const struct kvt_attend_device *d, const struct kvt_attend_li
 		{ "prefill_bf16_64", "prefill_bf16_128" },
 	};
 	uint32_t group = a->heads / a->kv_heads, slice = a->v_dim > 64 ? 128 : 64, blocks;
-	uint32_t shared = fit(d, a, PREFILL_ROWS, slice, 2, &blocks);
+	uint32_t shared = fit(d, PREFILL_ROWS * (2 * a->k_dim + PAD) + PREFILL_OTHER, stage_bytes(a, slice), 2, &blocks);
 	uint64_t units = ((uint64_t)l->tokens * group / PREFILL_ROWS + a->n_seqs) * a->kv_heads * div_up(a->v_dim, slice);
 
 	if (!shared && d->sm)
@@ -163,7 +169,7 @@ static int hopper(const struct kvt_attend_device *d, const struct kvt_attend_lim
 	r->step[0] = (struct kvt_attend_step){
 		.function = names[a->codec == KVT_BF16][a->k_dim == 128],
 		.grid = { (uint32_t)(units < d->processors ? units : d->processors), 1, 1 }, .block = { 384, 1, 1 },
-		.shared_bytes = (HOPPER_ROWS + 2 * HOPPER_SLOTS * TILE) * a->k_dim * 2 + OTHER_SHARED,
+		.shared_bytes = (HOPPER_ROWS + 2 * HOPPER_SLOTS * TILE) * a->k_dim * 2 + HOPPER_OTHER,
 	};
 	return 0;
 }

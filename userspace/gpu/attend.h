@@ -3,8 +3,8 @@
  * How attention is launched on a GPU: which kernels, on what grids. Few query
  * rows are divided over the splits of their KV ("decode": each split leaves a
  * part in scratch, and "merge" joins them); many are divided among thread
- * blocks, each of which goes through all splits ("prefill"). Both give the same
- * bits for a row.
+ * blocks, each of which goes through all splits ("prefill"; "hopper" on sm_90,
+ * where nothing is added to scores). All give the same bits for a row.
  *
  *	struct kvt_attend_args a = { ... };
  *	struct kvt_attend_recipe r;

@@ -19,6 +19,7 @@
 #define TILE KVT_ATTEND_TILE
 #define DECODE_ROWS 16
 #define LOG2E 1.44269504f
+#define GROWTH 8.0f /* kernels/attend.cuh */
 
 static float load(const void *array, uint32_t type, uint64_t i)
 {
@@ -148,15 +149,18 @@ static void do_split(const struct kvt_attend_args *a, const struct row *r, uint3
 	*st = (struct state){ .max = -INFINITY };
 	get_query(a, r, q);
 	for (uint32_t from = lo, to; from < hi; from = to) {
-		float max = st->max, base, alpha, sum = 0;
+		float max = -INFINITY, base, alpha = 1, sum = 0;
 
 		to = (from / TILE + 1) * TILE < hi ? (from / TILE + 1) * TILE : hi;
 		for (uint32_t j = from; j < to; j++) {
 			s[j - from] = score(a, r, q, j);
 			max = fmaxf(max, s[j - from]);
 		}
-		base = max == -INFINITY ? 0 : max;
-		alpha = exp2f((st->max - base) * c);
+		if ((max - st->max) * c > GROWTH) {
+			alpha = exp2f((st->max - max) * c);
+			st->max = max;
+		}
+		base = st->max == -INFINITY ? 0 : st->max;
 		for (uint32_t d = 0; d < a->v_dim; d++)
 			st->acc[d] *= alpha;
 		for (uint32_t j = from; j < to; j++) {
@@ -171,7 +175,6 @@ static void do_split(const struct kvt_attend_args *a, const struct row *r, uint3
 			for (uint32_t d = 0; v && d < a->v_dim; d++)
 				st->acc[d] = fmaf(p, load(v, a->codec, d), st->acc[d]);
 		}
-		st->max = max;
 		st->sum = fmaf(st->sum, alpha, sum);
 	}
 }
@@ -226,10 +229,11 @@ static void each_part(const struct kvt_attend_args *a, void (*fn)(const struct k
 
 	span(a, seq, &s0, &s1);
 	set_row(a, seq, token, head, &r);
-	for (uint32_t s = s0; s < s1; s++)
-		fn(a, &r, s,
-		   part_at(a, base + ((uint64_t)(s - s0) * row_blocks(a, seq) + row / DECODE_ROWS) * a->kv_heads + head / group),
-		   row % DECODE_ROWS, arg);
+	for (uint32_t s = s0; s < s1; s++) {
+		uint64_t block = (uint64_t)(s - s0) * row_blocks(a, seq) + row / DECODE_ROWS;
+
+		fn(a, &r, s, part_at(a, base + block * a->kv_heads + head / group), row % DECODE_ROWS, arg);
+	}
 }
 
 static void write_part(const struct kvt_attend_args *a, const struct row *r, uint32_t split, float *part, uint32_t i,

@@ -397,6 +397,10 @@ static int load_function(struct cuda *c, const struct kvt_twin_entry *twin, kvt_
 	if (!err)
 		err = kvt_cuda_check(c, c->cu->FuncSetAttribute(*function, KVT_CU_FUNC_MAX_DYNAMIC_SHARED, room),
 			    "kernel %s: %d bytes of shared memory", name, room);
+	/* blocks share a multiprocessor as their shared memory allows; kernels read what they load once */
+	if (!err)
+		err = kvt_cuda_check(c, c->cu->FuncSetAttribute(*function, KVT_CU_FUNC_SHARED_CARVEOUT, 100),
+				     "kernel %s: shared memory before cache", name);
 	kvt_cuda_leave(c, pushed);
 	return err;
 }

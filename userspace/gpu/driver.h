@@ -35,6 +35,7 @@ enum { /* flags and CUfunction_attribute */
 	KVT_CU_EVENT_EXTERNAL = 1,
 	KVT_CU_FUNC_SHARED_BYTES = 1,
 	KVT_CU_FUNC_MAX_DYNAMIC_SHARED = 8,
+	KVT_CU_FUNC_SHARED_CARVEOUT = 9, /* per cent of what shared memory and cache divide */
 };
 
 enum { /* CUresult, those that are told apart */

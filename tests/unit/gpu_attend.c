@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT
+/* The attention kernels' twins: right, and the same bits by every path; where there is no GPU, these are the kernels. */
+#include <check.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "gpu/attend.h"
+#include "kvtier.h"
+#include "lib/gpu_attend.h"
+
+static struct kvt_gpu *g;
+
+static void setup(void)
+{
+	ck_assert_int_eq(kvt_gpu_cpu_open(0, &g), 0);
+}
+
+static void teardown(void)
+{
+	g->ops->close(g);
+}
+
+START_TEST(twins_are_exact)
+{
+	ck_assert_int_eq(gpu_attend_check(g, 0x5eed, false), 0);
+}
+END_TEST
+
+START_TEST(what_changes_the_order_of_rows_changes_bits)
+{
+	ck_assert_int_eq(gpu_attend_check_mutations(g, 0x5eed), 0);
+}
+END_TEST
+
+static const struct kvt_attend_device h200 = { .sm = 90, .processors = 132, .shared_max = 232448 };
+
+static struct kvt_attend_args good(void)
+{
+	return (struct kvt_attend_args){ .n_seqs = 1, .heads = 32, .kv_heads = 8, .k_dim = 128, .v_dim = 128, .codec = KVT_F16,
+					 .k_block_rows = 32, .v_block_rows = 32, .k_row_bytes = 2048, .v_row_bytes = 2048,
+					 .scale = 1 };
+}
+
+START_TEST(recipes_fit_the_device)
+{
+	static const uint32_t dims[] = { 16, 64, 80, 96, 112, 128, 192, 256, 512 };
+	static const struct kvt_attend_device devices[] = { { 80, 108, 166912 }, { 86, 84, 101376 }, { 90, 132, 232448 },
+							    { 120, 170, 101376 } };
+
+	for (size_t d = 0; d < sizeof(devices) / sizeof(*devices); d++)
+		for (size_t i = 0; i < sizeof(dims) / sizeof(*dims); i++)
+			for (uint32_t tokens = 1; tokens <= 4096; tokens *= 64) {
+				struct kvt_attend_limits limits = { .tokens = tokens, .seq_tokens = tokens, .rows = 131072 };
+				struct kvt_attend_args a = good();
+				struct kvt_attend_recipe r;
+				int err;
+
+				a.k_dim = a.v_dim = dims[i];
+				err = kvt_attend_recipe(&devices[d], &limits, &a, &r);
+				if (dims[i] == 512 && devices[d].shared_max < 166912) {
+					ck_assert_int_eq(err, -EINVAL); /* said, not launched */
+					continue;
+				}
+				ck_assert_msg(!err, "%s", kvt_last_error());
+				for (uint32_t s = 0; s < r.n; s++)
+					ck_assert_uint_le(r.step[s].shared_bytes, devices[d].shared_max);
+				ck_assert_uint_eq(r.n, tokens == 1 ? 2 : 1);
+				ck_assert_uint_eq(r.scratch_bytes != 0, tokens == 1);
+			}
+}
+END_TEST
+
+START_TEST(bad_arguments_are_named)
+{
+	struct kvt_attend_limits limits = { .tokens = 1, .seq_tokens = 1, .rows = 4096 };
+	struct kvt_attend_recipe r;
+	struct kvt_attend_args a = good();
+
+	ck_assert_int_eq(kvt_attend_recipe(&h200, &limits, &a, &r), 0);
+#define BAD(change) \
+	do { \
+		a = good(); \
+		change; \
+		ck_assert_int_eq(kvt_attend_recipe(&h200, &limits, &a, &r), -EINVAL); \
+	} while (0)
+	BAD(a.n_seqs = 0);
+	BAD(a.n_seqs = KVT_ATTEND_SEQS + 1);
+	BAD(a.codec = KVT_F32);
+	BAD(a.q_type = KVT_CODECS);
+	BAD(a.out_type = KVT_CODECS);
+	BAD(a.mask_type = KVT_BF16);
+	BAD(a.k_dim = 72);
+	BAD(a.v_dim = 8);
+	BAD(a.k_dim = KVT_ATTEND_K_MAX + 16);
+	BAD(a.v_dim = KVT_ATTEND_V_MAX + 16);
+	BAD(a.kv_heads = 0);
+	BAD(a.heads = 12);
+	BAD(a.k_block_rows = 24);
+	BAD(a.v_block_rows = 0);
+	BAD(a.v_row_bytes = 2056);
+	BAD(a.scale = 0);
+	limits.rows = 1ull << 31;
+	BAD((void)0);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("gpu_attend");
+	TCase *t = tcase_create("gpu_attend");
+	SRunner *r;
+	int failed;
+
+	tcase_add_checked_fixture(t, setup, teardown);
+	tcase_set_timeout(t, 120);
+	tcase_add_test(t, twins_are_exact);
+	tcase_add_test(t, what_changes_the_order_of_rows_changes_bits);
+	tcase_add_test(t, recipes_fit_the_device);
+	tcase_add_test(t, bad_arguments_are_named);
+	suite_add_tcase(s, t);
+	r = srunner_create(s);
+	srunner_run_all(r, CK_ENV);
+	failed = srunner_ntests_failed(r);
+	srunner_free(r);
+	return failed != 0;
+}
