@@ -127,10 +127,11 @@ int kvt_attend(struct kvt_cache *c, const struct kvt_attn *attn, const struct kv
 
 int kvt_attend_mask(struct kvt_cache *c, const struct kvt_attn *attn, const struct kvt_attn_mask *mask)
 {
-	const struct kvt_plane *k, *v;
+	const struct kvt_plane *k, *v, *next;
 	struct kvt_attend_call call;
 	struct kvt_attn_mask m;
 	struct kvt_attn a;
+	uint32_t next_v = 0;
 	int ret = kvt_params_copy(&a, sizeof(a), sizeof(a), attn, "attention");
 
 	if (!ret)
@@ -159,5 +160,12 @@ int kvt_attend_mask(struct kvt_cache *c, const struct kvt_attn *attn, const stru
 	call.slopes = m.mask ? a.alibi : NULL;
 	call.q = m.q;
 	call.out = m.out;
+	next = learn_order(c, &a, &next_v);
+	if (next && next->rows >= m.n_rows && c->planes[next_v].rows >= m.n_rows) { /* a sequence plane has 0 */
+		call.next_k_geom = &next->geom;
+		call.next_v_geom = &c->planes[next_v].geom;
+		call.next_k_table = next->table;
+		call.next_v_table = c->planes[next_v].table;
+	}
 	return kvt_attend_run(c->attend, &call);
 }
