@@ -493,6 +493,40 @@ START_TEST(a_power_cut_costs_what_was_lost)
 }
 END_TEST
 
+/* Records that cannot be reached, and that nobody told to be gone: they do not fill the log for good. */
+START_TEST(what_nobody_knows_leaves_the_log)
+{
+	struct kvt_log_head h = { .type = KVT_LOG_CHUNK, .root = 1, .n_tokens = 64 };
+	struct kvt_prefix_stats st = KVT_INIT(st);
+	uint32_t tokens[64] = { 0 };
+	static uint8_t buf[1024];
+	struct prefix_rig r;
+	struct kvt_dir *d;
+	uint64_t full;
+
+	make_dir();
+	r = rig_make(kept());
+	rig_free(&r);
+	ck_assert(!kvt_dir_open(dir, NULL, &d));
+	for (h.id = 2; h.id < 6000; h.id++) {
+		kvt_log_make(buf, &h, d->super->dir, tokens, NULL);
+		ck_assert(!kvt_dir_append(d, buf, kvt_log_bytes(h.type, 64, 0)));
+	}
+	full = d->log_bytes;
+	kvt_dir_close(d);
+	for (int round = 0; round < 2; round++) {
+		r = rig_make(kept());
+		ck_assert(!kvt_prefix_stats(r.cache, &st));
+		ck_assert_uint_lt(st.log_bytes, full / 10);
+		ck_assert_uint_eq(st.recovered, round ? all_chunks() : 0);
+		compute_talks(&r);
+		ck_assert_uint_eq(serve_talks(&r), all_talks());
+		rig_free(&r);
+	}
+	remove_dir();
+}
+END_TEST
+
 /* ---- the time it takes ---- */
 
 START_TEST(recovery_is_one_scan)
@@ -641,6 +675,7 @@ int main(int argc, char **argv)
 	tcase_set_timeout(k, getenv("KVT_TEST_KILLS") ? 3000 : 250);
 	tcase_add_test(k, kill_9_leaves_what_was_written);
 	tcase_add_loop_test(t, a_power_cut_costs_what_was_lost, 0, 2);
+	tcase_add_test(t, what_nobody_knows_leaves_the_log);
 	tcase_add_test(t, recovery_is_one_scan);
 	tcase_add_loop_test(t, random_work_and_reopening, 0, 2);
 	suite_add_tcase(s, t);

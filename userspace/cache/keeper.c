@@ -30,7 +30,7 @@ struct kvt_keeper {
 	uint64_t *drops;     /* [capacity] chunks that are gone; more than that are not written down */
 	uint32_t n_drops;
 	uint64_t next_id;
-	uint64_t *ids;	     /* [2 * capacity] scratch of a compaction */
+	uint64_t *ids;	     /* [2 * live_max()] scratch of a compaction */
 	uint8_t *buf;
 	struct kvt_block_entry *entries; /* [chunk_blocks] */
 	uint64_t log_max;
@@ -53,9 +53,15 @@ static uint64_t buf_bytes(const struct kvt_prefix_plan *plan)
 	return record > drops ? record : drops;
 }
 
+/* Numbers in use at once: of chunks, and of their roots. */
+static uint64_t live_max(uint64_t capacity)
+{
+	return 2 * capacity;
+}
+
 uint64_t kvt_keeper_bytes(const struct kvt_prefix_plan *plan, uint32_t capacity)
 {
-	return sizeof(struct kvt_keeper) + (uint64_t)capacity * 3 * sizeof(uint64_t) + buf_bytes(plan) +
+	return sizeof(struct kvt_keeper) + (capacity + 2 * live_max(capacity)) * sizeof(uint64_t) + buf_bytes(plan) +
 	       plan->chunk_blocks * sizeof(struct kvt_block_entry) + STACK;
 }
 
@@ -120,14 +126,31 @@ void kvt_keeper_dropped(struct kvt_prefix *p, uint32_t node)
 
 /* ---- writing: the thread's, with the lock let go ---- */
 
+/* What nobody knows any more goes: also records that were never told to be gone, since a process was killed. */
+static void compact(struct kvt_keeper *k)
+{
+	const struct kvt_tree *t = k->prefix->tree;
+	uint64_t n = 0;
+
+	pthread_mutex_lock(&k->prefix->lock);
+	for (uint32_t i = 0; i < t->fresh_node; i++)
+		if (t->nodes[i].n && (t->nodes[i].flags & KVT_NODE_SAVED))
+			k->ids[n++] = t->nodes[i].id;
+	for (uint32_t i = 0; i < t->fresh_root && n < live_max(t->capacity); i++)
+		if (t->roots[i].nodes && t->roots[i].id)
+			k->ids[n++] = t->roots[i].id;
+	pthread_mutex_unlock(&k->prefix->lock);
+	if (kvt_dir_compact(k->dir, k->ids, n, k->ids + live_max(t->capacity)))
+		kvt_log(KVT_LOG_WARN, "store directory: %s", kvt_last_error());
+	k->live = k->dir->log_bytes;
+}
+
 static int append(struct kvt_keeper *k, uint64_t bytes)
 {
 	uint64_t room = k->log_max / 3 * 2;
 
-	if (k->dir->log_bytes + bytes > room && k->dir->log_bytes > k->live + k->live / 4) {
-		kvt_dir_compact(k->dir, k->ids, 2ull * k->prefix->plan.capacity);
-		k->live = k->dir->log_bytes;
-	}
+	if (k->dir->log_bytes + bytes > room && k->dir->log_bytes > k->live + k->live / 4)
+		compact(k);
 	if (k->dir->log_bytes + bytes > room)
 		return kvt_fail(-ENOSPC, "the log has its %llu bytes: raise disk_bytes", (unsigned long long)room);
 	return kvt_dir_append(k->dir, k->buf, bytes);
@@ -494,7 +517,7 @@ int kvt_keeper_start(struct kvt_prefix *p, struct kvt_dir *dir, uint32_t n_slots
 	pthread_cond_init(&k->work, NULL);
 	pthread_cond_init(&k->idle, NULL);
 	k->drops = malloc((uint64_t)p->plan.capacity * sizeof(*k->drops));
-	k->ids = malloc((uint64_t)p->plan.capacity * 2 * sizeof(*k->ids));
+	k->ids = malloc(2 * live_max(p->plan.capacity) * sizeof(*k->ids));
 	k->buf = malloc(buf_bytes(&p->plan));
 	k->entries = malloc(p->plan.chunk_blocks * sizeof(*k->entries));
 	if (!k->drops || !k->ids || !k->buf || !k->entries)
@@ -502,6 +525,8 @@ int kvt_keeper_start(struct kvt_prefix *p, struct kvt_dir *dir, uint32_t n_slots
 	ret = recover(p, n_slots);
 	if (ret)
 		return ret;
+	if (dir->log_bytes > log_max / 3)
+		compact(k);
 	p->st.log_bytes = dir->log_bytes;
 	pthread_attr_init(&attr);
 	pthread_attr_setstacksize(&attr, STACK);

@@ -334,52 +334,28 @@ static int ascending(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-static bool listed(const uint64_t *ids, uint64_t n, uint64_t id)
+/* Where in @at the last record of a live number is noted, or NULL. */
+static uint64_t *place_of(const uint64_t *live, uint64_t *at, uint64_t n, uint64_t id)
 {
-	return n && bsearch(&id, ids, n, sizeof(id), ascending);
+	const uint64_t *found = n ? bsearch(&id, live, n, sizeof(id), ascending) : NULL;
+
+	return found ? at + (found - live) : NULL;
 }
 
-/* ids: what was dropped, sorted, then the roots of what was not. Returns how many were dropped, or an error. */
-static int64_t list_ids(const struct kvt_dir *d, const uint8_t *log, uint64_t bytes, uint64_t *ids, uint64_t n, uint64_t *roots)
+static int copy_live(const struct kvt_dir *d, int fd, const uint8_t *log, uint64_t bytes, const uint64_t *live, uint64_t *last,
+		     uint64_t n, uint64_t *written)
 {
 	struct kvt_log_record r;
-	uint64_t drops = 0, used, i;
+	uint64_t *place;
 
 	for (uint64_t at = 0; kvt_log_next(log, bytes, d->super->dir, &at, &r);) {
-		if (r.head.type != KVT_LOG_DROP)
-			continue;
-		if (drops == n)
-			return -ENOSPC;
-		ids[drops++] = r.head.id;
+		place = r.head.type == KVT_LOG_DROP ? NULL : place_of(live, last, n, r.head.id);
+		if (place)
+			*place = r.at;
 	}
-	qsort(ids, drops, sizeof(*ids), ascending);
-	used = drops;
 	for (uint64_t at = 0; kvt_log_next(log, bytes, d->super->dir, &at, &r);) {
-		if (r.head.type != KVT_LOG_CHUNK || listed(ids, drops, r.head.id) ||
-		    (used > drops && ids[used - 1] == r.head.root) || listed(ids + drops, used - drops, r.head.root))
-			continue;
-		if (used == n)
-			return -ENOSPC;
-		for (i = used++; i > drops && ids[i - 1] > r.head.root; i--)
-			ids[i] = ids[i - 1];
-		ids[i] = r.head.root;
-	}
-	*roots = used - drops;
-	return (int64_t)drops;
-}
-
-static int copy_live(const struct kvt_dir *d, int fd, const uint8_t *log, uint64_t bytes, const uint64_t *ids, uint64_t drops,
-		     uint64_t roots, uint64_t *written)
-{
-	struct kvt_log_record r;
-
-	*written = 0;
-	for (uint64_t at = 0; kvt_log_next(log, bytes, d->super->dir, &at, &r);) {
-		bool keep = r.head.type == KVT_LOG_CHUNK ? !listed(ids, drops, r.head.id) :
-			    r.head.type == KVT_LOG_ROOT	 ? listed(ids + drops, roots, r.head.id) :
-							   false;
-
-		if (!keep)
+		place = r.head.type == KVT_LOG_DROP ? NULL : place_of(live, last, n, r.head.id);
+		if (!place || *place != r.at)
 			continue;
 		if (write(fd, log + r.at, r.end - r.at) != (ssize_t)(r.end - r.at))
 			return errno ? -errno : -EIO;
@@ -388,21 +364,17 @@ static int copy_live(const struct kvt_dir *d, int fd, const uint8_t *log, uint64
 	return fdatasync(fd) ? -errno : 0;
 }
 
-int kvt_dir_compact(struct kvt_dir *d, uint64_t *ids, uint64_t n)
+int kvt_dir_compact(struct kvt_dir *d, uint64_t *live, uint64_t n, uint64_t *scratch)
 {
-	uint64_t bytes, roots = 0, written = 0;
+	uint64_t bytes, written = 0;
 	const uint8_t *log;
-	int64_t drops;
-	int ret = kvt_dir_map(d, &log, &bytes), fd = -1;
+	int ret = kvt_dir_map(d, &log, &bytes), fd;
 
 	if (ret || !log)
 		return ret;
-	drops = list_ids(d, log, bytes, ids, n, &roots);
-	ret = drops < 0 ? (int)drops : 0;
-	if (!ret) {
-		fd = openat(d->fd, "log.new", O_RDWR | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
-		ret = fd < 0 ? -errno : copy_live(d, fd, log, bytes, ids, (uint64_t)drops, roots, &written);
-	}
+	qsort(live, n, sizeof(*live), ascending);
+	fd = openat(d->fd, "log.new", O_RDWR | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+	ret = fd < 0 ? -errno : copy_live(d, fd, log, bytes, live, scratch, n, &written);
 	kvt_dir_unmap(log, bytes);
 	if (!ret && renameat(d->fd, "log.new", d->fd, "log"))
 		ret = -errno;

@@ -111,10 +111,10 @@ void kvt_dir_trim(struct kvt_dir *dir, uint64_t end);
 int kvt_dir_append(struct kvt_dir *dir, const void *buf, uint64_t bytes);
 
 /*
- * Keep of the log what still counts. @ids [n]: scratch; a log with more drops and roots
- * than it holds stays as it is (-ENOSPC). Not on the way of anything: it syncs.
+ * Keep of the log the last record of each of @live [n], numbers of chunks and roots,
+ * which are sorted here; @scratch [n]. Not on the way of anything: it syncs.
  */
-int kvt_dir_compact(struct kvt_dir *dir, uint64_t *ids, uint64_t n);
+int kvt_dir_compact(struct kvt_dir *dir, uint64_t *live, uint64_t n, uint64_t *scratch);
 
 /* Remove the directory's files, and it if nothing else is in it. Closes @dir in any case. */
 int kvt_dir_remove(struct kvt_dir *dir);

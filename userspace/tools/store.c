@@ -264,11 +264,18 @@ static int verify(struct listing *l, bool json)
 
 static int compact(struct listing *l, bool json)
 {
-	const uint64_t before = l->bytes, n = 2 * (l->bytes / kvt_log_bytes(KVT_LOG_DROP, 0, 0) + 1);
-	uint64_t *ids = malloc(n * sizeof(*ids));
-	int err = ids ? kvt_dir_compact(l->dir, ids, n) : kvt_fail(-ENOMEM, "no memory for a compaction");
+	const uint64_t before = l->bytes, most = l->n_chunks + l->n_roots;
+	uint64_t *live = malloc((2 * most + 1) * sizeof(*live)), n = 0;
+	int err;
 
-	free(ids);
+	for (uint64_t i = 0; live && i < l->n_chunks; i++)
+		if (l->chunks[i].reached)
+			live[n++] = l->chunks[i].id;
+	for (uint64_t i = 0; live && i < l->n_roots; i++)
+		if (l->roots[i].chunks)
+			live[n++] = l->roots[i].id;
+	err = live ? kvt_dir_compact(l->dir, live, n, live + most) : kvt_fail(-ENOMEM, "no memory for a compaction");
+	free(live);
 	if (err)
 		return tool_failed("store");
 	if (json)
