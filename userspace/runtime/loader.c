@@ -746,7 +746,7 @@ uint64_t kvt_load_layout(const struct kvt_weights *w, void *base, struct kvt_loa
 			shard_begin = ((used + ALIGN - 1) & ~(uint64_t)(ALIGN - 1)) + t->offset % ALIGN - t->offset;
 		used = shard_begin + t->offset + t->bytes;
 		if (base)
-			items[i] = (struct kvt_load_item){ .tensor = t, .host = at + shard_begin + t->offset };
+			items[i] = (struct kvt_load_item){ .tensor = t, .host = at + (shard_begin + t->offset) };
 	}
 	for (i = 0; i < w->n_tensors; i++) {
 		const struct kvt_tensor *t = &w->tensors[i];
