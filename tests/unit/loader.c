@@ -134,8 +134,8 @@ START_TEST(every_way)
 			for (uint32_t depth = 1; depth <= 5; depth += 4)
 				for (uint64_t piece = depth == 1 ? 4096 * 32 : 4096; piece <= 4 << 20; piece *= 32)
 					for (size_t k = 0; k < sizeof(picks) / sizeof(*picks); k++) {
-						struct kvt_load_params p = { .size = sizeof(p), .mode = mode, .io = io, .depth = depth,
-									     .piece_bytes = piece };
+						struct kvt_load_params p = { .size = sizeof(p), .mode = mode, .io = io,
+									     .depth = depth, .piece_bytes = piece };
 						struct kvt_load_report r = KVT_INIT(r);
 
 						load_and_compare(w, picks[k], &p, NULL, &r);

@@ -150,11 +150,12 @@ int tool_option_error(const char *command, int found, char **argv, const struct 
 
 	if (found == ':')
 		return tool_usage_error(command, "%s needs a value", argv[optind - 1]);
-	/* of a word of letters the one that is wrong; a long option is a word, also a known one with a value it does not take */
+	/* of a word of letters the one that is wrong; a long option is a word, also one with a value that it does not take */
 	for (; optopt && options->name; options++)
 		if (options->val == optopt)
 			break;
-	return tool_usage_error(command, "\"%s\" is not an option", optopt && !options->name ? letter : argv[optind - 1]);
+	return tool_usage_error(command, "\"%s\" is not an option",
+				optopt && !options->name ? letter : argv[optind - 1]);
 }
 
 int tool_failed(const char *command)
