@@ -25,7 +25,8 @@ static const struct geometry geometries[] = {
 	{ "8/2 x 64 f16", 8, 2, 64, 64, KVT_F16 },    { "14/2 x 64 f16", 14, 2, 64, 64, KVT_F16 },
 	{ "MHA 4 x 80 bf16", 4, 4, 80, 80, KVT_BF16 }, { "MQA 6/1 x 128 f32", 6, 1, 128, 128, KVT_F32 },
 	{ "2/1 x 256 f16", 2, 1, 256, 256, KVT_F16 },  { "8/4 x 8 f32", 8, 4, 8, 8, KVT_F32 },
-	{ "K 96, V 40, bf16", 4, 2, 96, 40, KVT_BF16 },
+	{ "K 96, V 40, bf16", 4, 2, 96, 40, KVT_BF16 }, { "8/2 x 64 q8_0", 8, 2, 64, 64, KVT_Q8_0 },
+	{ "K 96, V 32, 6/3 q4_0", 6, 3, 96, 32, KVT_Q4_0 },
 };
 
 struct setting {
@@ -77,7 +78,7 @@ static struct kvt_cache *make_cache(const struct geometry *g, const struct setti
 	p.max_seqs = 3;
 	p.max_tokens = TOKENS + 64;
 	p.max_query_rows = s->query_rows ? s->query_rows : 128;
-	p.gpu_bytes = s->gpu;
+	p.gpu_bytes = g->codec < KVT_Q8_0 ? s->gpu : 0; /* the gpu tier has no such planes */
 	p.pinned_bytes = s->pinned;
 	p.disk_bytes = s->disk;
 	p.io = s->io;
@@ -322,59 +323,6 @@ START_TEST(strides_change_no_bit)
 }
 END_TEST
 
-/* What was attended to after a plane last time is on its way when the plane's turn has come again, also under masks. */
-START_TEST(masks_look_ahead)
-{
-	enum { ROWS = 4096, PAIRS = 3 };
-	struct kvt_plane_params planes[2 * PAIRS];
-	struct kvt_cache_params p = KVT_INIT(p);
-	struct kvt_attn attn = KVT_INIT(attn);
-	struct kvt_attn_mask m = KVT_INIT(m);
-	struct kvt_stats st = KVT_INIT(st);
-	float *rows = random_floats(3, ROWS * 64), out[64];
-	uint64_t index[ROWS], misses;
-	struct kvt_borrow borrow;
-	struct kvt_cache *cache;
-
-	for (uint32_t i = 0; i < 2 * PAIRS; i++)
-		planes[i] = (struct kvt_plane_params){ .size = sizeof(planes[i]), .codec = KVT_F32, .heads = 1, .head_dim = 64,
-						       .rows = ROWS };
-	p.planes = planes;
-	p.n_planes = 2 * PAIRS;
-	p.threads = p.max_seqs = p.max_tokens = p.max_query_rows = 1;
-	p.block_bytes = 65536;
-	p.disk_bytes = 16 << 20;
-	p.ram_bytes = (uint64_t)kvt_cache_min_ram(&p) + 4 * 65536;
-	ck_assert_msg(!kvt_cache_create(&p, &cache), "%s", kvt_last_error());
-	for (uint32_t i = 0; i < ROWS; i++)
-		index[i] = i;
-	for (uint32_t i = 0; i < 2 * PAIRS; i++)
-		ck_assert(!kvt_plane_write(cache, i, index, ROWS, &(struct kvt_rows){ .data = rows, .type = KVT_F32 }));
-	attn.n_heads = 1;
-	m.n = 1;
-	m.n_rows = ROWS;
-	m.q = rows;
-	m.out = out;
-	for (uint32_t step = 0; step < 5 * PAIRS; step++) {
-		uint32_t pair = step % PAIRS, next = (step + 1) % PAIRS;
-
-		attn.k_plane = 2 * pair;
-		attn.v_plane = 2 * pair + 1;
-		ck_assert_msg(!kvt_attend_mask(cache, &attn, &m), "%s", kvt_last_error());
-		if (step < 2 * PAIRS)
-			continue;
-		kvt_cache_stats(cache, &st);
-		misses = st.misses;
-		ck_assert_int_eq(kvt_plane_borrow(cache, 2 * next, 0, &borrow), 0);
-		kvt_borrow_return(cache, &borrow);
-		kvt_cache_stats(cache, &st);
-		ck_assert_msg(st.misses == misses, "step %u: the next plane had to be asked for", step);
-	}
-	kvt_cache_destroy(cache);
-	free(rows);
-}
-END_TEST
-
 int main(void)
 {
 	Suite *s = suite_create("attend");
@@ -388,7 +336,6 @@ int main(void)
 	tcase_add_loop_test(t, same_bits_whatever_the_setting, 0, n);
 	tcase_add_loop_test(t, a_mask_gives_the_bits_of_causal, 0, n);
 	tcase_add_loop_test(t, strides_change_no_bit, 0, n);
-	tcase_add_test(t, masks_look_ahead);
 	suite_add_tcase(s, t);
 	srunner_run_all(r, CK_NORMAL);
 	failed = srunner_ntests_failed(r);

@@ -21,6 +21,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "codec/codec.h"
 
 #define UNIT_ROWS 128	   /* query rows of a unit */
 #define PART_TOKENS 64	   /* query tokens x splits whose parts are kept */
@@ -48,7 +49,7 @@ struct kvt_attend {
 	struct kvt_view *views;
 	struct kvt_attn_state run, part;
 	uint8_t *scratch; /* [workers][scratch_bytes] */
-	size_t scratch_bytes;
+	size_t scratch_bytes, wide_bytes;
 };
 
 /* A worker's own: what one kernel call reads, then the kernel's scratch. */
@@ -94,7 +95,7 @@ uint32_t kvt_split_blocks(uint32_t block_rows)
 struct layout {
 	uint64_t blocks[2], views, run, part, scratch, total;
 	uint32_t capacity;
-	size_t scratch_bytes;
+	size_t scratch_bytes, wide_bytes;
 };
 
 static uint64_t state_bytes(uint64_t rows, uint32_t v_dim)
@@ -123,6 +124,8 @@ static struct layout layout_of(const struct kvt_attend_params *p)
 	/* the kernel's scratch, and a part's accumulator, which merge() reads */
 	l.scratch_bytes = round_up(sizeof(struct rows), ALIGN) + state_bytes(UNIT_ROWS, p->max_v_dim) +
 			  round_up(kvt_attn_kernels(NULL)->scratch_bytes(&shape, UNIT_ROWS), ALIGN);
+	l.wide_bytes = p->widen ? KVT_SPLIT * (p->max_k_dim + p->max_v_dim) * sizeof(float) : 0;
+	l.scratch_bytes += l.wide_bytes;
 	l.scratch = at;
 	l.total = at + l.scratch_bytes * p->threads;
 	return l;
@@ -154,7 +157,7 @@ int kvt_attend_create(const struct kvt_attend_params *p, struct kvt_store *store
 		.store = store, .workers = workers, .kernels = kvt_attn_kernels(NULL),
 		.max_tokens = p->max_query_rows, .max_v_dim = p->max_v_dim, .capacity = l.capacity,
 		.views = (struct kvt_view *)(memory + l.views),
-		.scratch = memory + l.scratch, .scratch_bytes = l.scratch_bytes,
+		.scratch = memory + l.scratch, .scratch_bytes = l.scratch_bytes, .wide_bytes = l.wide_bytes,
 	};
 	for (int i = 0; i < 2; i++)
 		a->group[i].blocks = (uint32_t *)(memory + l.blocks[i]);
@@ -216,8 +219,19 @@ static void point_at_rows(const struct kvt_view *views, uint64_t block0, const s
 	}
 }
 
+/* Rows of groups with a scale become f32, which is exact: one head's, in @to. */
+static void widen(const struct kvt_plane_geom *g, uint32_t kv_heads, uint32_t head, uint32_t n, const uint8_t **rows, float *to)
+{
+	uint32_t dim = g->elems / kv_heads, offset = head * (g->row_bytes / kv_heads);
+
+	for (uint32_t j = 0; j < n; j++, to += dim) {
+		kvt_codec_convert(to, KVT_F32, rows[j] + offset, g->codec, dim);
+		rows[j] = (const uint8_t *)to;
+	}
+}
+
 static void point_at_split(const struct pass *p, uint64_t split, uint32_t head, uint32_t heads, struct rows *r,
-			   struct kvt_split_rows *s)
+			   float *wide, struct kvt_split_rows *s)
 {
 	const struct kvt_attend_call *c = p->c;
 	uint64_t first = split * KVT_SPLIT, left = c->n_rows - first;
@@ -230,6 +244,14 @@ static void point_at_split(const struct pass *p, uint64_t split, uint32_t head, 
 		.k_offset = head * (c->k_geom->row_bytes / c->kv_heads),
 		.v_offset = head * (c->v_geom->row_bytes / c->kv_heads),
 	};
+	if (kvt_codec_group(c->k_geom->codec) > 1) {
+		widen(c->k_geom, c->kv_heads, head, n, r->k, wide);
+		s->k_offset = 0;
+	}
+	if (kvt_codec_group(c->v_geom->codec) > 1) {
+		widen(c->v_geom, c->kv_heads, head, n, r->v, wide + KVT_SPLIT * c->shape.k_dim);
+		s->v_offset = 0;
+	}
 }
 
 /* Rows [row, row + m) of all KV heads': their queries, and the splits [from, to) that any of them sees. */
@@ -284,6 +306,7 @@ static void unit(void *arg, uint32_t worker, uint32_t i)
 	struct rows *r = (struct rows *)scratch;
 	float *acc = (float *)(scratch + round_up(sizeof(*r), ALIGN));
 	void *kernel_scratch = (uint8_t *)acc + state_bytes(UNIT_ROWS, a->max_v_dim);
+	float *wide = (float *)(scratch + a->scratch_bytes - a->wide_bytes);
 	uint32_t v_dim = c->shape.v_dim, runs = runs_of(p);
 	uint32_t head = i / (runs * p->row_blocks) * p->heads, block = i / runs % p->row_blocks;
 	uint32_t heads = c->kv_heads - head < p->heads ? c->kv_heads - head : p->heads;
@@ -307,7 +330,7 @@ static void unit(void *arg, uint32_t worker, uint32_t i)
 	for (uint64_t split = from; split < to; split++) {
 		if (p->parts)
 			part = part_at(p, split, row);
-		point_at_split(p, split, head, heads, r, &s);
+		point_at_split(p, split, head, heads, r, wide, &s);
 		a->kernels->split(&c->shape, &s, &q, &part, kernel_scratch);
 		if (!p->parts)
 			a->kernels->merge(&run, &part, m, v_dim);
@@ -422,7 +445,7 @@ static int run_pass(struct pass *p)
 	to = lo < hi ? (hi + KVT_SPLIT - 1) / KVT_SPLIT : 0;
 	p->parts = p->rows <= KVT_FEW_ROWS || (c->kv_heads * p->row_blocks < 4 * kvt_workers_count(a->workers) &&
 					       p->tokens <= PART_TOKENS / 2);
-	p->heads = p->parts && p->rows <= KVT_FEW_ROWS ? KVT_HEADS_ROWS / p->rows : 1;
+	p->heads = p->parts && p->rows <= KVT_FEW_ROWS && !c->widen ? KVT_HEADS_ROWS / p->rows : 1;
 	most = p->parts ? PART_TOKENS / p->tokens : UINT64_MAX;
 	if (from < to) {
 		make_group(a, c, from, to, most, now);

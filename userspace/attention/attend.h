@@ -18,6 +18,7 @@ struct kvt_attend_params {
 	uint32_t max_query_heads;
 	uint32_t max_k_dim, max_v_dim; /* of a head */
 	uint32_t frames;	  /* host frames of the store */
+	bool widen;		  /* some planes are of codecs that the kernels do not read: rows become f32 first */
 	uint32_t split_blocks;	  /* blocks that one split's K and V take at most */
 };
 
@@ -37,7 +38,7 @@ struct kvt_attend_call {
 	uint32_t heads, kv_heads;
 	uint32_t n;	/* query tokens */
 	uint64_t first; /* position of query token 0, without a mask */
-	bool causal;
+	bool causal, widen; /* K or V is of such a codec; @shape says f32 for it */
 	uint32_t window;
 	const float *slopes, *sinks; /* [heads] or NULL */
 	const void *mask;

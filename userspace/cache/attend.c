@@ -19,9 +19,6 @@ static int check_attn(struct kvt_cache *c, const struct kvt_attn *a, bool raw, s
 	if (!k->rows != !raw || !v->rows != !raw)
 		return kvt_fail(-EINVAL, "attention: planes %u and %u must both be %s planes", a->k_plane, a->v_plane,
 				raw ? "raw" : "sequence");
-	if (kvt_codec_group(k->geom.codec) > 1 || kvt_codec_group(v->geom.codec) > 1)
-		return kvt_fail(-EINVAL, "attention: K is %s and V %s: f32, f16 or bf16 expected",
-				kvt_codec_name(k->geom.codec), kvt_codec_name(v->geom.codec));
 	if (k->heads != v->heads)
 		return kvt_fail(-EINVAL, "attention: K has %u heads and V has %u", k->heads, v->heads);
 	if (k->head_dim < 8 || k->head_dim > KVT_HEAD_MAX || v->head_dim < 8 || v->head_dim > KVT_HEAD_MAX)
@@ -45,10 +42,13 @@ static int check_attn(struct kvt_cache *c, const struct kvt_attn *a, bool raw, s
 				(unsigned long long)a->q_stride, (unsigned long long)a->out_stride, a->n_heads, k->head_dim,
 				v->head_dim);
 	*call = (struct kvt_attend_call){
-		.shape = { .k_dim = k->head_dim, .v_dim = v->head_dim, .k_codec = k->geom.codec, .v_codec = v->geom.codec,
+		.shape = { .k_dim = k->head_dim, .v_dim = v->head_dim,
+			   .k_codec = kvt_codec_group(k->geom.codec) > 1 ? KVT_F32 : k->geom.codec,
+			   .v_codec = kvt_codec_group(v->geom.codec) > 1 ? KVT_F32 : v->geom.codec,
 			   .scale = a->scale ? a->scale : (float)(1.0 / sqrt(k->head_dim)), .softcap = a->softcap,
 			   .mask_type = KVT_F32 },
 		.k_geom = &k->geom, .v_geom = &v->geom, .heads = a->n_heads, .kv_heads = k->heads,
+		.widen = kvt_codec_group(k->geom.codec) > 1 || kvt_codec_group(v->geom.codec) > 1,
 		.causal = a->flags & KVT_ATTN_CAUSAL, .window = a->window, .slopes = a->alibi, .sinks = a->sinks,
 		.q_stride = a->q_stride ? a->q_stride : (uint64_t)a->n_heads * k->head_dim,
 		.out_stride = a->out_stride ? a->out_stride : (uint64_t)a->n_heads * v->head_dim,

@@ -201,6 +201,7 @@ static int plan_planes(struct plan *plan)
 		heads = plane->heads > heads ? plane->heads : heads;
 		if (plane->head_dim <= KVT_HEAD_MAX && plane->head_dim > plan->attend.max_v_dim)
 			plan->attend.max_v_dim = plan->attend.max_k_dim = plane->head_dim;
+		plan->attend.widen |= kvt_codec_group(plane->geom.codec) > 1;
 	}
 	plan->tables_len = (uint32_t)tables;
 	if (!plan->attend.max_v_dim)

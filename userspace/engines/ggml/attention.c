@@ -35,7 +35,6 @@ bool kg_attention_fits(const struct kg_attention *a)
 	const struct kg_view *q = &a->q, *k = &a->k, *v = &a->v;
 
 	return q->type == KVT_F32 && a->out.type == KVT_F32 && q->nb[0] == 4 && layout_of(k) && layout_of(k) == layout_of(v) &&
-	       kvt_codec_group(k->type) == 1 && kvt_codec_group(v->type) == 1 &&
 	       k->ne[0] >= 8 && k->ne[0] <= 512 && v->ne[0] >= 8 && v->ne[0] <= 512 && q->ne[0] == k->ne[0] &&
 	       k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] && k->ne[3] == v->ne[3] && q->ne[3] == k->ne[3] &&
 	       q->ne[2] % k->ne[2] == 0 && a->scale != 0 &&
