@@ -2,7 +2,7 @@
 # CUDA kernels: one fatbin of all kernels/*.cu, with machine code for each GPU family and PTX for later ones.
 
 NVCC       ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
-NVCC_FLAGS ?= -O3 -std=c++17
+NVCC_FLAGS ?= -O3 -std=c++17 --threads 0
 KERNEL_SM  ?= 80 86 89 90a 100 120
 KERNELS    := $(wildcard kernels/*.cu)
 FATBIN     := $(BUILD)/kernels/kvtier.fatbin
