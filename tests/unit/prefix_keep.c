@@ -656,15 +656,13 @@ static int open_elsewhere(const char *path)
 	return rig_open(&r, kept()) == -EBUSY && strstr(kvt_last_error(), "process") ? 0 : 1;
 }
 
-int main(int argc, char **argv)
+static int run_tests(void)
 {
 	Suite *s = suite_create("prefix_keep");
 	TCase *t = tcase_create("keep"), *k = tcase_create("kill"); /* CK_RUN_CASE=kill KVT_TEST_KILLS=1000 */
 	SRunner *r = srunner_create(s);
 	int failed;
 
-	if (argc == 3)
-		return open_elsewhere(argv[2]);
 	tcase_set_timeout(t, 250);
 	tcase_add_test(t, a_restart_finds_everything);
 	tcase_add_test(t, refuses_by_name);
@@ -684,4 +682,9 @@ int main(int argc, char **argv)
 	failed = srunner_ntests_failed(r);
 	srunner_free(r);
 	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+int main(int argc, char **argv)
+{
+	return argc == 3 ? open_elsewhere(argv[2]) : run_tests();
 }
