@@ -64,17 +64,17 @@ extern "C" __global__ void __launch_bounds__(256) attend_merge(const attend_args
 						break;
 					const float own = k < n ? __ldcg(part + (s0 + k) * step) : -INF;
 					const float l = k < n ? __ldcg(part + (s0 + k) * step + a.part_rows) : 0;
-					float upto = own, lower, w;
+					float highest = own, lower, w;
 
 #pragma unroll
 					for (int d = 1; d < 32; d *= 2) {
-						const float other = __shfl_up_sync(0xffffffffu, upto, d);
+						const float other = __shfl_up_sync(0xffffffffu, highest, d);
 
-						upto = lane >= d ? fmaxf(upto, other) : upto;
+						highest = lane >= d ? fmaxf(highest, other) : highest;
 					}
-					lower = __shfl_up_sync(0xffffffffu, upto, 1);
+					lower = __shfl_up_sync(0xffffffffu, highest, 1);
 					lower = lane ? fmaxf(max, lower) : max;
-					max = fmaxf(max, __shfl_sync(0xffffffffu, upto, 31));
+					max = fmaxf(max, __shfl_sync(0xffffffffu, highest, 31));
 					weigh(&lower, own, c, &old_weight[k], &w);
 					part_weight[k] = w;
 					part_sum[k] = __fmul_rn(l, w);

@@ -65,7 +65,8 @@ int main(int argc, char **argv)
 	if (!ctx)
 		return 1;
 	token = malloc(sizeof(*token) * (size_t)(strlen(text) + 8));
-	n = llama_tokenize(llama_model_get_vocab(model), text, (int32_t)strlen(text), token, (int32_t)strlen(text) + 8, true, false);
+	n = llama_tokenize(llama_model_get_vocab(model), text, (int32_t)strlen(text), token, (int32_t)strlen(text) + 8, true,
+			   false);
 	if (n < tokens)
 		return fprintf(stderr, "the text is %d tokens\n", n), 2;
 	n = llama_vocab_n_tokens(llama_model_get_vocab(model));

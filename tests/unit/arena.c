@@ -53,7 +53,8 @@ START_TEST(random_plans)
 	uint32_t optimal = 0, plans = 400;
 
 	for (uint32_t round = 0; round < plans; round++) {
-		struct kvt_arena_plan plan = { .size = sizeof(plan), .buffers = buffers, .n = 1 + random_below(64), .loop_first = 1 };
+		struct kvt_arena_plan plan = { .size = sizeof(plan), .buffers = buffers, .n = 1 + random_below(64),
+					       .loop_first = 1 };
 		struct kvt_arena_size size, size2;
 		double ratio;
 

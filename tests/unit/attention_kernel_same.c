@@ -131,10 +131,12 @@ START_TEST(heads)
 		}
 		kernels->split(&shape, &s, &qs, &st, scratch);
 		for (uint32_t h = 0; h < n_heads; h++) {
-			const struct kvt_split_rows one = { .n = n, .heads = 1, .k = k, .v = v,
-							    .k_offset = (uint32_t)(h * size), .v_offset = (uint32_t)(h * size) };
+			const uint32_t at = (uint32_t)(h * size);
+			const struct kvt_split_rows one = { .n = n, .heads = 1, .k = k, .v = v, .k_offset = at,
+							    .v_offset = at };
 			const struct kvt_query_rows of = { .m = m, .q = q + h * m, .lo = lo + h * m, .hi = hi + h * m };
-			struct kvt_attn_state part = { apart + h * m, apart + all + h * m, apart + 2 * all + (size_t)h * m * dim };
+			struct kvt_attn_state part = { apart + h * m, apart + all + h * m,
+						       apart + 2 * all + (size_t)h * m * dim };
 
 			kernels->split(&shape, &one, &of, &part, scratch);
 		}

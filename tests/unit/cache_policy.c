@@ -40,8 +40,9 @@ static double decode(uint32_t policy, uint64_t ram, float *out)
 {
 	struct kvt_plane_params planes[2 * LAYERS];
 	struct kvt_cache_params p = {
-		.size = sizeof(p), .ram_bytes = ram ? ram : 64 << 20, .disk_bytes = 32 << 20, .block_bytes = 4096, .planes = planes,
-		.n_planes = 2 * LAYERS, .threads = 1, .max_seqs = 1, .max_tokens = TOKENS + STEPS, .max_query_rows = 1, .policy = policy,
+		.size = sizeof(p), .ram_bytes = ram ? ram : 64 << 20, .disk_bytes = 32 << 20, .block_bytes = 4096,
+		.planes = planes, .n_planes = 2 * LAYERS, .threads = 1, .max_seqs = 1, .max_tokens = TOKENS + STEPS,
+		.max_query_rows = 1, .policy = policy,
 	};
 	struct kvt_attn attn = { .size = sizeof(attn), .flags = KVT_ATTN_CAUSAL, .n_heads = HEADS };
 	struct kvt_stats half = KVT_INIT(half), end = KVT_INIT(end);
