@@ -20,6 +20,6 @@ ops GET_ROWS 20
 ops CPY 40
 ops ROPE 60
 # one and several queries, each size of heads, masks, sinks, ALiBi, soft-cap, groups and streams
-ops FLASH_ATTN_EXT 500 'kv=113,nb=[13],|kv=512,nb=3,.*type_K=(bf16|q8_0|q4_0)'
+ops FLASH_ATTN_EXT 400 'kv=113,nb=[13],|kv=512,nb=3,.*type_K=(bf16|q8_0|q4_0)'
 rm -f "$log"
 exit $failed
