@@ -418,9 +418,12 @@ START_TEST(the_eventfd_tells_of_every_completion)
 			n = kvt_host_reap(r.host, done, 1 + round % 2);
 			must(n);
 		}
-		/* All are reaped: at most one look in vain, then it is silent. */
+		/* All are reaped: at most one look in vain for each, whose signal may come after it was taken; then silence. */
 		ck_assert_int_eq(kvt_host_reap(r.host, done, 2), 0);
-		ck_assert_int_eq(poll(&p, 1, 0), 0);
+		for (i = 0; poll(&p, 1, 0) == 1; i++) {
+			ck_assert_uint_lt(i, DEPTH);
+			ck_assert_int_eq(kvt_host_reap(r.host, done, 2), 0);
+		}
 	}
 	rig_close(&r);
 }
