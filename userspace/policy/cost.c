@@ -128,32 +128,35 @@ static void find_worth(const float *uses, const float *time, float *worth)
 /* Reuse by bin: a class borrows from its level where it has seen little, the level from all, all from PRIOR_USE. */
 static void learn(struct cost *c)
 {
-	float all_used[BINS] = { 0 }, all_born[BINS] = { 0 }, level_used[BINS], level_born[BINS];
-	float uses[BINS], time[BINS];
+	float all[BINS], level[BINS], width[BINS], uses[BINS], time[BINS];
 
-	for (uint32_t k = 0; k < CLASSES; k++) {
-		for (uint32_t b = 0; b < BINS; b++) {
-			all_used[b] += c->used[k][b];
-			all_born[b] += c->born[k][b];
+	for (uint32_t b = 0; b < BINS; b++) {
+		float used = 0, born = 0;
+
+		for (uint32_t k = 0; k < CLASSES; k++) {
+			used += c->used[k][b];
+			born += c->born[k][b];
 		}
+		all[b] = (used + PRIOR * PRIOR_USE) / (born + PRIOR);
+		width[b] = bin_start(b + 1) - bin_start(b);
 	}
 	for (uint32_t k = 0; k < CLASSES; k++) {
 		float alive = 1;
 
 		for (uint32_t b = 0; b < BINS && !(k % KINDS); b++) {
-			level_used[b] = level_born[b] = 0;
+			float used = 0, born = 0;
+
 			for (uint32_t kind = 0; kind < KINDS; kind++) {
-				level_used[b] += c->used[k + kind][b];
-				level_born[b] += c->born[k + kind][b];
+				used += c->used[k + kind][b];
+				born += c->born[k + kind][b];
 			}
+			level[b] = (used + PRIOR * all[b]) / (born + PRIOR);
 		}
 		for (uint32_t b = 0; b < BINS; b++) {
-			float p = (all_used[b] + PRIOR * PRIOR_USE) / (all_born[b] + PRIOR);
+			float p = (c->used[k][b] + PRIOR * level[b]) / (c->born[k][b] + PRIOR);
 
-			p = (level_used[b] + PRIOR * p) / (level_born[b] + PRIOR);
-			p = (c->used[k][b] + PRIOR * p) / (c->born[k][b] + PRIOR);
 			uses[b] = p < alive - 1e-4f ? p : alive > 1e-4f ? alive - 1e-4f : 0;
-			time[b] = (bin_start(b + 1) - bin_start(b)) * (alive - uses[b] / 2);
+			time[b] = width[b] * (alive - uses[b] / 2);
 			alive -= uses[b];
 		}
 		find_worth(uses, time, c->worth[k]);
