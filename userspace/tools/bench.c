@@ -21,6 +21,7 @@
 #include "cache/cache.h"
 #include "codec/codec.h"
 #include "tools/peak.h"
+#include "tools/measure.h"
 #include "tools/tools.h"
 
 #define ROUNDS_MAX 64
@@ -51,27 +52,6 @@ const struct peak_ops *peak_ops(void)
 	static const struct peak_ops *const table[KVT_ISAS] = KVT_ISA_TABLE(&peak);
 
 	return table[kvt_isa_best()];
-}
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static int by_value(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
-static double median(double *v, uint32_t n)
-{
-	qsort(v, n, sizeof(*v), by_value);
-	return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
 /* Print one figure, the ceiling, and the median of the ratios of the pairs. */

@@ -22,6 +22,7 @@
 #include "gpu/kernels.h"
 #include "kvtier.h"
 #include "runtime/loader.h"
+#include "tools/measure.h"
 #include "tools/tools.h"
 
 #define BYTES (256ull << 20) /* moved at a time */
@@ -45,27 +46,6 @@ struct gb {
 	uint8_t *host;		/* BYTES, pinned */
 	kvt_kernel copy, append, extend, digest;
 };
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static int by_value(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
-static double median(double *v, uint32_t n)
-{
-	qsort(v, n, sizeof(*v), by_value);
-	return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
-}
 
 /* Seconds that the device takes for what @work puts on the stream: the median. */
 static int timed(struct gb *g, int (*work)(struct gb *, void *), void *arg, double *seconds)
