@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What every benchmark needs: a clock in seconds, and the median of what it measured. */
+/* What progress and benchmarks need: a clock in seconds, and the median of what was measured. */
 #ifndef KVT_TOOLS_MEASURE_H
 #define KVT_TOOLS_MEASURE_H
 

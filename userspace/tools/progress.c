@@ -7,19 +7,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tools/measure.h"
 #include "tools/tools.h"
 
 #define BAR 30
 #define REDRAW_S 0.1
 #define LINE_S 10
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec + t.tv_nsec * 1e-9;
-}
 
 /* @n with a unit (of 1000), short: 950, 12.3K, 410K. */
 static const char *short_number(char *buf, size_t bytes, double n)

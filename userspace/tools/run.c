@@ -16,6 +16,7 @@
 #include "base/err.h"
 #include "engines/ref/engine.h"
 #include "runtime/loader.h"
+#include "tools/measure.h"
 #include "tools/outfile.h"
 #include "tools/run_options.h"
 #include "tools/tools.h"
@@ -42,14 +43,6 @@ struct run {
 	struct outfile logits, stats;
 	double begin, prefill_s, decode_s, ttft_s; /* ttft: from the start of the program, loading included */
 };
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 /* ---- model and prompt ---- */
 
