@@ -144,22 +144,26 @@ START_TEST(goes_on_without_the_device)
 }
 END_TEST
 
+#define FEW_BYTES { { .limit = 1 << 20 }, { .limit = 1 << 20 }, { .limit = 8 << 20 }, { .limit = 1 << 20 } }
+
+/* A store of a few blocks on the mock, to be created; its gpu and host are the caller's to close. */
+static void few_frames(struct kvt_store_params *p, struct kvt_budget *budget, struct kvt_plane_geom *planes)
+{
+	struct kvt_host_params hp = { .kind = KVT_HOST_USER, .depth = 8, .frame_bytes = 4096, .budget = &budget[KVT_TIER_RAM] };
+
+	model_planes(planes, 4096);
+	*p = (struct kvt_store_params){ .n_planes = MODEL_PLANES, .planes = planes, .block_bytes = 4096, .budget = budget,
+					.frames = { 4, 0, 4, 16 }, .headroom = 2, .disk_dir = "/var/tmp", .numa_node = -1,
+					.policy = &kvt_policy_lru, .gpu = open_mock() };
+	ck_assert(!kvt_host_open(&hp, &p->host));
+}
+
 /* A block whose copy is on disk outlives the device; one that was on the device alone is an error, never other bytes. */
 START_TEST(the_disk_has_what_the_device_had)
 {
-	struct kvt_budget budget[KVT_TIERS] = {
-		{ .limit = 1 << 20 }, { .limit = 1 << 20 }, { .limit = 8 << 20 }, { .limit = 1 << 20 }
-	};
-	struct kvt_host_params hp = { .kind = KVT_HOST_USER, .depth = 8, .frame_bytes = 4096, .budget = &budget[KVT_TIER_RAM] };
-	struct kvt_store_params p = { .n_planes = MODEL_PLANES,
-				      .block_bytes = 4096,
-				      .budget = budget,
-				      .frames = { 4, 0, 4, 16 },
-				      .headroom = 2,
-				      .disk_dir = "/var/tmp",
-				      .numa_node = -1,
-				      .policy = &kvt_policy_lru };
+	struct kvt_budget budget[KVT_TIERS] = FEW_BYTES;
 	struct kvt_plane_geom planes[MODEL_PLANES];
+	struct kvt_store_params p;
 	uint8_t rows[4096];
 	struct kvt_rows src = { .data = rows, .type = KVT_ENCODED };
 	struct kvt_stats st = KVT_INIT(st);
@@ -167,13 +171,10 @@ START_TEST(the_disk_has_what_the_device_had)
 	struct kvt_view view;
 	uint32_t block[2];
 
-	model_planes(planes, 4096);
-	p.planes = planes;
+	few_frames(&p, budget, planes);
 	src.stride = planes[0].row_bytes;
 	for (size_t i = 0; i < sizeof(rows); i++)
 		rows[i] = (uint8_t)(i * 11);
-	p.gpu = open_mock();
-	ck_assert(!kvt_host_open(&hp, &p.host));
 	ck_assert_msg(!kvt_store_create(&p, &store), "%s", kvt_last_error());
 	for (int i = 0; i < 2; i++) {
 		ck_assert(!kvt_store_alloc(store, 0, &block[i]));
@@ -209,19 +210,9 @@ END_TEST
 START_TEST(flipped_on_the_way)
 {
 	static const enum kvt_tier to[] = { KVT_TIER_GPU, KVT_TIER_RAM, KVT_TIER_DISK };
-	struct kvt_budget budget[KVT_TIERS] = {
-		{ .limit = 1 << 20 }, { .limit = 1 << 20 }, { .limit = 8 << 20 }, { .limit = 1 << 20 }
-	};
-	struct kvt_host_params hp = { .kind = KVT_HOST_USER, .depth = 8, .frame_bytes = 4096, .budget = &budget[KVT_TIER_RAM] };
-	struct kvt_store_params p = { .n_planes = MODEL_PLANES,
-				      .block_bytes = 4096,
-				      .budget = budget,
-				      .frames = { 4, 0, 4, 16 },
-				      .headroom = 2,
-				      .disk_dir = "/var/tmp",
-				      .numa_node = -1,
-				      .policy = &kvt_policy_lru };
+	struct kvt_budget budget[KVT_TIERS] = FEW_BYTES;
 	struct kvt_plane_geom planes[MODEL_PLANES];
+	struct kvt_store_params p;
 	uint8_t rows[4096], wrong = 0;
 	struct kvt_rows src = { .data = rows, .type = KVT_ENCODED };
 	struct kvt_stats st = KVT_INIT(st);
@@ -229,13 +220,10 @@ START_TEST(flipped_on_the_way)
 	uint32_t block;
 	int64_t ret;
 
-	model_planes(planes, 4096);
-	p.planes = planes;
+	few_frames(&p, budget, planes);
 	src.stride = planes[0].row_bytes;
 	for (size_t i = 0; i < sizeof(rows); i++)
 		rows[i] = (uint8_t)(i * 7 + _i);
-	p.gpu = open_mock();
-	ck_assert(!kvt_host_open(&hp, &p.host));
 	for (uint64_t nth = 1; nth < 4; nth++) {
 		struct kvt_store *store;
 
