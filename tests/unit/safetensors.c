@@ -437,6 +437,7 @@ START_TEST(shards)
 	refuse_index(INDEX("6", X "," Y ",\"z\":\"..\""), -EINVAL, "not the name of a file beside");
 	refuse_index(INDEX("6", X "," Y ",\"z\":\"\""), -EINVAL, "not the name of a file beside");
 	refuse_index(INDEX("6", X "," Y ",\"z\":\"s-2.safetensors\\u0000\""), -EINVAL, "not the name of a file beside");
+	refuse_index(INDEX("6", X "," Y ",\"z\":\"s-2\\n.safetensors\""), -EINVAL, "not the name of a file beside");
 	refuse_index(INDEX("6", X "," Y ",\"z\":1"), -EINVAL, "file name in double quotes");
 	refuse_index("{\"metadata\":{}}", -EINVAL, "no \"weight_map\"");
 	refuse_index("{\"weight_map\":{},\"weight_map\":{}}", -EINVAL, "comes twice");

@@ -11,11 +11,13 @@
 #include "base/err.h"
 #include "runtime/safetensors.h"
 
-/* A file beside the index: never a path. */
+/* A file beside the index: never a path, and of one line, for errors name it. */
 static bool file_name(const struct kvt_json_string *f)
 {
-	return f->len && f->len <= 255 && strlen(f->s) == f->len && !strchr(f->s, '/') && strcmp(f->s, ".") &&
-	       strcmp(f->s, "..");
+	for (size_t i = 0; i < f->len; i++)
+		if ((unsigned char)f->s[i] < ' ')
+			return false;
+	return f->len && f->len <= 255 && !strchr(f->s, '/') && strcmp(f->s, ".") && strcmp(f->s, "..");
 }
 
 static int parse_total(const char *path, struct kvt_json *j, struct kvt_shard_index *x)
