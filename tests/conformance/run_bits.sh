@@ -66,6 +66,15 @@ needs --block-bytes 4K --pinned-bytes $((kv / 24))
 same --block-bytes 4K --pinned-bytes $((kv / 24)) --ram-bytes $((books + kv / 24))
 counted disk_reads
 counted evictions
+# whichever policy says what leaves: the same bytes, but not as many reads
+for policy in auto lru s3fifo cost scan; do
+	needs --block-bytes 4K --policy $policy
+	same --block-bytes 4K --policy $policy --ram-bytes $((books + kv / 2))
+	reads=$(sed -n 's/.*"disk_reads": \([0-9]*\).*/\1/p' "$dir/stats")
+	[ $policy != lru ] || lru=$reads
+	[ $policy != auto ] || auto=$reads
+done
+[ $((auto * 10)) -lt $((lru * 9)) ] || { echo "--policy auto reads $auto blocks from disk, lru $lru"; failed=1; }
 for io in uring threads; do
 	if [ $io = uring ] && "$KVT_BUILD/kvtier" doctor --json | tr -d ' \n' | grep -q '"name":"io_uring","status":"missing"'; then
 		echo "SKIP: --io uring: the kernel denies it"

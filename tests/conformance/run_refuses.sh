@@ -100,7 +100,7 @@ for wrong in '--threads 0' '--threads 1000000' '--threads two' '--max-tokens 0' 
 	'--top-p x' '--min-p -0.1' '--top-n-sigma inf' '--repetition-penalty 0' '--presence-penalty 1e99' \
 	'--frequency-penalty 1,5' '--penalty-last-n x' '--logit-bias 5' '--logit-bias 5=nan' '--logit-bias x=1' '--logit-bias 1=inf' \
 	'--logit-bias 1=1,1=2' '--logit-bias 1=1,' '--sampler-order top_k,top_k' '--sampler-order top_q' \
-	'--sampler-order top_k,bias' '--seed -1' '--seed x' '--progress loud' '--io floppy' '--host guest' '--backend tpu' '--kv-type int3' '--untiered --ram-bytes 1G' '--untiered --disk-dir /'; do
+	'--sampler-order top_k,bias' '--seed -1' '--seed x' '--progress loud' '--io floppy' '--host guest' '--backend tpu' '--policy mru' '--kv-type int3' '--untiered --ram-bytes 1G' '--untiered --disk-dir /'; do
 	# shellcheck disable=SC2086
 	refuse 2 "${wrong%% *}.*see: kvtier help run" $good --prompt a $wrong
 done
@@ -112,6 +112,7 @@ done
 # shellcheck disable=SC2086
 {
 	refuse 2 '"1GB" is not a size: units are powers of 1024' $good --prompt a --ram-bytes 1GB
+	refuse 2 '--policy "mru": auto, lru, s3fifo, cost or scan are known' $good --prompt a --policy mru
 	refuse 2 '--top-p is 1.1: 0 to 1' $good --prompt a --top-p 1.1
 	refuse 2 '--top-k is set but not in --sampler-order' $good --prompt a --top-k 5 --sampler-order bias
 	refuse 1 '--logit-bias for token 260: the vocabulary has 260' $good --prompt a --logit-bias 260=1

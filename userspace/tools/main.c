@@ -53,6 +53,7 @@ static const struct command commands[] = {
 	  "  --host KIND          auto, user or module\n"
 	  "  --backend KIND       auto, cpu or cuda\n"
 	  "  --io KIND            auto, uring or threads\n"
+	  "  --policy NAME        which blocks leave a tier: auto (the default), lru, s3fifo, cost or scan\n"
 	  "  --progress WHEN      auto: on a terminal, and with CI=true a line every ten seconds; always; never\n"
 	  "  --stats FILE         write counters as JSON\n"
 	  "  --logits FILE        write the f32 logits of each generated position\n"

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +23,7 @@ struct spec {
 	enum kind kind;
 	size_t offset;
 	uint64_t min, max;	   /* NUMBER */
-	const char *const names[5]; /* NAME: value i is names[i] */
+	const char *const names[6]; /* NAME: value i is names[i] */
 };
 
 #define AT(field) offsetof(struct run_options, field)
@@ -60,6 +61,7 @@ static const struct spec specs[] = {
 	{ "--host", NAME, AT(host), 0, 0, { "auto", "user", "module" } },
 	{ "--backend", NAME, AT(backend), 0, 0, { "auto", "cpu", "cuda" } },
 	{ "--io", NAME, AT(io), 0, 0, { "auto", "uring", "threads" } },
+	{ "--policy", NAME, AT(policy), 0, 0, { "auto", "lru", "s3fifo", "cost", "scan" } }, /* enum kvt_policy_kind */
 	{ "--progress", NAME, AT(progress), 0, 0, { "auto", "always", "never" } },
 	{ "--stats", TEXT, AT(stats), 0, 0, { 0 } },
 	{ "--logits", TEXT, AT(logits), 0, 0, { 0 } },
@@ -161,6 +163,16 @@ static int set_order(const char *text, struct run_options *o)
 	return 0;
 }
 
+static int unknown_name(const struct spec *s, const char *text)
+{
+	char known[64] = "";
+	size_t at = 0;
+
+	for (size_t i = 0; s->names[i]; i++)
+		at += (size_t)snprintf(known + at, sizeof(known) - at, "%s%s", !i ? "" : s->names[i + 1] ? ", " : " or ", s->names[i]);
+	return tool_usage_error("run", "%s \"%s\": %s are known", s->name, text, known);
+}
+
 static int set_option(const struct spec *s, const char *text, struct run_options *o)
 {
 	void *to = (char *)o + s->offset;
@@ -184,8 +196,7 @@ static int set_option(const struct spec *s, const char *text, struct run_options
 		for (n = 0; s->names[n] && strcmp(s->names[n], text); n++)
 			;
 		if (!s->names[n])
-			return tool_usage_error("run", "%s \"%s\": %s, %s or %s are known", s->name, text, s->names[0],
-						s->names[1], s->names[2]);
+			return unknown_name(s, text);
 		*(uint64_t *)to = n;
 		return 0;
 	case BIAS:
