@@ -11,5 +11,8 @@ BUILD=${BUILD:-$TREE/build}
 # Debian's next release, the first that packages llama.cpp: entered with chroot, as its libraries need its libc.
 # shellcheck disable=SC2034
 ROOT=$LLAMA_CACHE/forky
+# One of another version of the backend API, built here.
+# shellcheck disable=SC2034
+SOURCE=$LLAMA_CACHE/source
 
 die() { echo "${0##*/}: $*" >&2; exit 1; }
