@@ -491,6 +491,27 @@ static __device__ __forceinline__ float merged_sum(float old, float old_weight, 
 	return __fmaf_rn(old, old_weight, __fmul_rn(part, part_weight));
 }
 
+/* The end of a split: a thread's part of two of its rows, (max, sum, acc), is merged into (run_max, run_sum, run). */
+template <int N>
+static __device__ __forceinline__ void merge_split(float run_max[2], float run_sum[2], float (&run)[N][4], const float max[2],
+						   const float sum[2], float (&acc)[N][4], float c)
+{
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		float old_weight, part_weight;
+
+		weigh(&run_max[i], max[i], c, &old_weight, &part_weight);
+		run_sum[i] = merged_sum(run_sum[i], old_weight, row_sum(sum[i]), part_weight);
+#pragma unroll
+		for (int n = 0; n < N; n++)
+#pragma unroll
+			for (int e = 2 * i; e < 2 * i + 2; e++) {
+				run[n][e] = merged(run[n][e], old_weight, acc[n][e], part_weight);
+				acc[n][e] = 0;
+			}
+	}
+}
+
 /* What accumulators are multiplied with at the end; the sink takes its share of the sum. */
 static __device__ __forceinline__ float final_weight(const attend_args &a, uint32_t head, float max, float sum, float c)
 {

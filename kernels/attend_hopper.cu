@@ -349,22 +349,7 @@ template <int CODEC, int DIM> static __device__ __forceinline__ void compute_uni
 			for (int i = 0; i < TILE / 4; i++)
 				weights[i / 4][i % 4] = pair<CODEC>(score[i / 2][i % 2 * 2], score[i / 2][i % 2 * 2 + 1]);
 		};
-		auto merge = [&](const float m[2], const float l[2]) {
-#pragma unroll
-			for (int i = 0; i < 2; i++) {
-				float old_weight, part_weight;
-
-				weigh(&run_max[i], m[i], c, &old_weight, &part_weight);
-				run_sum[i] = merged_sum(run_sum[i], old_weight, row_sum(l[i]), part_weight);
-#pragma unroll
-				for (int n = 0; n < DIM / 8; n++)
-#pragma unroll
-					for (int e = 2 * i; e < 2 * i + 2; e++) {
-						run[n][e] = merged(run[n][e], old_weight, acc[n][e], part_weight);
-						acc[n][e] = 0;
-					}
-			}
-		};
+		auto merge = [&](const float m[2], const float l[2]) { merge_split(run_max, run_sum, run, m, l, acc, c); };
 
 		group_sync(1 + wg); /* everybody is done with the last unit's queries and rows */
 		if (threadIdx.x % 128 < GROUP_ROWS)

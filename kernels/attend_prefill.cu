@@ -188,20 +188,9 @@ template <int CODEC, int SLICE> static __device__ __forceinline__ void prefill(c
 			if (t + 1 < tiles && (tile0 + t + 1) % (SPLIT / TILE))
 				continue;
 
-			/* the end of a split */
+			merge_split(run_max, run_sum, run, max, sum, acc, c);
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
-				float old_weight, part_weight;
-
-				weigh(&run_max[i], max[i], c, &old_weight, &part_weight);
-				run_sum[i] = merged_sum(run_sum[i], old_weight, row_sum(sum[i]), part_weight);
-#pragma unroll
-				for (int n = 0; n < SLICE / 8; n++)
-#pragma unroll
-					for (int e = 2 * i; e < 2 * i + 2; e++) {
-						run[n][e] = merged(run[n][e], old_weight, acc[n][e], part_weight);
-						acc[n][e] = 0;
-					}
 				max[i] = -INF;
 				sum[i] = 0;
 			}
