@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "lib/ref_run.h"
+#include "lib/rounds.h"
 #include "lib/weightfile.h"
 
 #define LIMIT 1e-3
@@ -31,7 +32,7 @@ static const char *data(const char *name)
 /* Under a sanitizer, which makes minutes of these seconds, the first of each kind will do. */
 static bool skip(int i)
 {
-	return i && getenv("KVT_TEST_SANITIZER");
+	return i && test_sanitized();
 }
 
 static struct ref_model *load(const char *path)
@@ -181,7 +182,7 @@ START_TEST(needles_4k)
 {
 	struct ref_how how = { .name = "4k", .codec = KVT_F16, .chunk = 512 };
 
-	if (getenv("KVT_TEST_SANITIZER")) {
+	if (test_sanitized()) {
 		if (!_i)
 			printf("SKIP: needles_4k: a minute without a sanitizer\n");
 		return;
@@ -197,7 +198,7 @@ START_TEST(needle_32k_in_tiers)
 	const char *all = getenv("KVT_TEST_LONG");
 	int last = all && *all ? 11 : 0;
 
-	if (getenv("KVT_TEST_SANITIZER")) {
+	if (test_sanitized()) {
 		if (!_i)
 			printf("SKIP: needle_32k_in_tiers: minutes without a sanitizer, an hour with one\n");
 		return;

@@ -11,6 +11,7 @@
 #include "gpu/attend.h"
 #include "kvtier.h"
 #include "lib/attn_case.h"
+#include "lib/rounds.h"
 
 #define POISON 0xa5
 #define REDZONE 256 /* bytes before and behind an output */
@@ -759,7 +760,7 @@ static void check_graph(uint32_t largest)
 
 int gpu_attend_check(struct kvt_gpu *gpu, uint64_t seed, bool for_gpu)
 {
-	int cases = for_gpu ? 250 : 20;
+	int cases = for_gpu ? 250 : (int)test_rounds(20, 6, 3);
 	uint32_t rows = for_gpu ? 2100 : 1100;
 
 	g = gpu;

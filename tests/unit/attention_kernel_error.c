@@ -14,6 +14,7 @@
 #include <stdlib.h>
 
 #include "lib/attn_case.h"
+#include "lib/rounds.h"
 
 #define BASE 10.0
 #define PER_TERM 2.0
@@ -54,9 +55,7 @@ static void compare(const struct kvt_attn_kernels *kernels, const struct attn_ca
 
 static void sweep(unsigned what, uint64_t cases)
 {
-	/* the reference is slow there, and its numbers are the same */
-	if (getenv("KVT_TEST_SANITIZER"))
-		cases /= 4;
+	cases /= test_rounds(1, 8, 40);
 	for (unsigned i = 0; i < sizeof(isas) / sizeof(*isas); i++) {
 		const struct kvt_attn_kernels *kernels = kvt_attn_kernels(isas[i]);
 
@@ -106,7 +105,7 @@ START_TEST(normal_rows)
 	for (uint32_t codec = 0; codec <= KVT_BF16; codec++) {
 		double most = 0;
 
-		for (unsigned k = 0; k < sizeof(dims) / sizeof(*dims); k++) {
+		for (unsigned k = 0; k < sizeof(dims) / sizeof(*dims); k += test_rounds(1, 2, 20)) {
 			uint32_t dim = dims[k];
 			float *out = malloc(4 * dim * sizeof(float));
 			struct attn_case c;

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "lib/attn_case.h"
+#include "lib/rounds.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -39,7 +40,7 @@ START_TEST(instruction_sets)
 	static const char *const isas[] = { "neon", "avx2", "avx512" };
 	const struct kvt_attn_kernels *base = kvt_attn_kernels("portable");
 
-	for (uint64_t seed = 0; seed < 150; seed++) {
+	for (uint64_t seed = 0; seed < test_rounds(150, 75, 15); seed++) {
 		struct attn_case c;
 		float *want;
 
@@ -66,7 +67,7 @@ START_TEST(alone)
 {
 	const struct kvt_attn_kernels *kernels = kvt_attn_kernels(NULL);
 
-	for (uint64_t seed = 0; seed < 100; seed++) {
+	for (uint64_t seed = 0; seed < test_rounds(100, 50, 10); seed++) {
 		struct attn_case c;
 		float *want;
 
@@ -100,7 +101,7 @@ START_TEST(heads)
 	const struct kvt_attn_kernels *kernels = kvt_attn_kernels(NULL);
 	const uint8_t *k[KVT_SPLIT], *v[KVT_SPLIT];
 
-	for (uint64_t seed = 0; seed < 200; seed++) {
+	for (uint64_t seed = 0; seed < test_rounds(200, 100, 20); seed++) {
 		uint32_t m = rows[seed % 9], n_heads = 1 + (uint32_t)(seed / 9) % 10, n = 1 + seed * 37 % KVT_SPLIT;
 		uint32_t dim = dims[seed % 7], codec = (uint32_t)seed % 3, all = m * n_heads;
 		size_t size = dim * (codec == KVT_F32 ? 4ul : 2ul), floats = (size_t)all * (dim + 2);
@@ -158,7 +159,7 @@ START_TEST(modes)
 	static const int rounding[] = { FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO };
 	const struct kvt_attn_kernels *kernels = kvt_attn_kernels(NULL);
 
-	for (uint64_t seed = 0; seed < 60; seed++) {
+	for (uint64_t seed = 0; seed < test_rounds(60, 30, 6); seed++) {
 		struct attn_case c;
 		float *want, *got;
 		int mode;

@@ -15,6 +15,7 @@
 #include "cache/batch.h"
 #include "codec/codec.h"
 #include "gpu/mock.h"
+#include "lib/rounds.h"
 
 #define OK(call) ck_assert_msg((call) == 0, "%s: %s", #call, kvt_last_error())
 #define IS(err, call)                                                                                                  \
@@ -470,7 +471,7 @@ END_TEST
 /* Each call of the device fails once, or the device is gone from it on: rows are right, or reading them is an error. */
 START_TEST(each_call_fails_once)
 {
-	uint64_t step_by = getenv("KVT_TEST_SANITIZER") ? 41 : 5, at, runs = 0;
+	uint64_t step_by = test_rounds(5, 41, 41), at, runs = 0;
 	bool failed = true;
 
 	for (at = 1; failed; at += step_by) {

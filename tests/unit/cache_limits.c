@@ -19,6 +19,7 @@
 
 #include "cache/cache.h"
 #include "lib/host_fault.h"
+#include "lib/rounds.h"
 #include "lib/store_model.h"
 
 #define HEADS 2
@@ -147,7 +148,7 @@ START_TEST(more_than_the_budget_is_told)
 	ck_assert(!kvt_cache_stats(cache, &st));
 	ck_assert_uint_gt(st.full, 0);
 	ck_assert_uint_le(st.tier[KVT_TIER_RAM].peak, limit);
-	if (!getenv("KVT_TEST_SANITIZER")) /* whose shadow memory counts too */
+	if (!test_sanitized()) /* whose shadow memory counts too */
 		ck_assert_uint_le(rss() - before, limit + (2 << 20));
 	expect_rows(small, 1, 0, 10);
 	expect_rows(big, 2, 0, t - 2);
@@ -365,7 +366,7 @@ END_TEST
 START_TEST(a_million_come_and_go)
 {
 	struct kvt_cache_params p = params(32, 1 << 20, 4, 64);
-	uint64_t rounds = getenv("KVT_TEST_SANITIZER") ? 20000 : 1000000, settled = 0;
+	uint64_t rounds = test_rounds(1000000, 20000, 5000), settled = 0;
 	struct kvt_cache *cache;
 	float row[ROW] = { 1 };
 	struct kvt_rows src = { .data = row, .type = KVT_F32 };
@@ -381,7 +382,7 @@ START_TEST(a_million_come_and_go)
 			settled = rss();
 	}
 	/* a sanitizer keeps what is freed for a while */
-	ck_assert_uint_le(rss(), settled + (getenv("KVT_TEST_SANITIZER") ? 16 << 20 : 256 << 10));
+	ck_assert_uint_le(rss(), settled + (test_sanitized() ? 16 << 20 : 256 << 10));
 	kvt_cache_destroy(cache);
 }
 END_TEST
@@ -389,7 +390,7 @@ END_TEST
 /* Peaks and the process's growth stay within the budgets through a million random operations. */
 START_TEST(growth_stays_within_the_budgets)
 {
-	uint64_t n = getenv("KVT_TEST_SANITIZER") ? 3000 : 1000000, step = 5000, before, most = 0;
+	uint64_t n = test_rounds(1000000, 3000, 3000), step = 5000, before, most = 0;
 	struct model_config c = { .frames = { 0, 64, 192, 600 }, .slots = 264, .seed = 77 };
 	struct model *warm, *m;
 	struct kvt_stats st = KVT_INIT(st);
@@ -407,7 +408,7 @@ START_TEST(growth_stays_within_the_budgets)
 	}
 	kvt_store_stats(model_store(m), &st);
 	/* 1 MiB: allocator slack, stacks' guard pages, page tables */
-	if (!getenv("KVT_TEST_SANITIZER"))
+	if (!test_sanitized())
 		ck_assert_msg(most - before <= st.tier[KVT_TIER_PINNED].used + st.tier[KVT_TIER_RAM].used +
 						       400 * 4096 + (1 << 20),
 			      "%llu bytes more", (unsigned long long)(most - before));

@@ -9,13 +9,16 @@
 #include <string.h>
 
 #include "kvtier.h"
+#include "lib/rounds.h"
 
 #define HEADS 2
 #define DIM 64
 #define ROW (HEADS * DIM)
 #define LAYERS 6
-#define TOKENS 2048
 #define STEPS 24
+#define TOKENS_MAX 2048
+
+static uint32_t tokens;
 
 static float number(uint32_t seed)
 {
@@ -25,7 +28,7 @@ static float number(uint32_t seed)
 
 static void write_token(struct kvt_seq *seq, uint32_t at, uint32_t n, uint32_t layer)
 {
-	static float data[TOKENS * ROW];
+	static float data[TOKENS_MAX * ROW];
 	struct kvt_rows rows = { .data = data, .type = KVT_F32 };
 
 	for (uint32_t v = 0; v < 2; v++) {
@@ -41,7 +44,7 @@ static double decode(uint32_t policy, uint64_t ram, float *out)
 	struct kvt_plane_params planes[2 * LAYERS];
 	struct kvt_cache_params p = {
 		.size = sizeof(p), .ram_bytes = ram ? ram : 64 << 20, .disk_bytes = 32 << 20, .block_bytes = 4096,
-		.planes = planes, .n_planes = 2 * LAYERS, .threads = 1, .max_seqs = 1, .max_tokens = TOKENS + STEPS,
+		.planes = planes, .n_planes = 2 * LAYERS, .threads = 1, .max_seqs = 1, .max_tokens = tokens + STEPS,
 		.max_query_rows = 1, .policy = policy,
 	};
 	struct kvt_attn attn = { .size = sizeof(attn), .flags = KVT_ATTN_CAUSAL, .n_heads = HEADS };
@@ -55,16 +58,16 @@ static double decode(uint32_t policy, uint64_t ram, float *out)
 						       .head_dim = DIM, .layer = i / 2 };
 	ck_assert_msg(!kvt_cache_create(&p, &cache), "%s", kvt_last_error());
 	ck_assert(!kvt_seq_create(cache, &item.seq));
-	ck_assert(!kvt_seq_append(item.seq, NULL, TOKENS));
+	ck_assert(!kvt_seq_append(item.seq, NULL, tokens));
 	for (uint32_t layer = 0; layer < LAYERS; layer++)
-		write_token(item.seq, 0, TOKENS, layer);
+		write_token(item.seq, 0, tokens, layer);
 	for (uint32_t s = 0; s < STEPS; s++) {
 		if (s == STEPS / 2)
 			ck_assert(!kvt_cache_stats(cache, &half));
 		ck_assert(!kvt_seq_append(item.seq, NULL, 1));
-		item.first = TOKENS + s;
+		item.first = tokens + s;
 		for (uint32_t layer = 0; layer < LAYERS; layer++) {
-			write_token(item.seq, TOKENS + s, 1, layer);
+			write_token(item.seq, tokens + s, 1, layer);
 			for (uint32_t i = 0; i < ROW; i++)
 				q[i] = number(s * 1000 + layer * 10 + i);
 			attn.k_plane = layer * 2;
@@ -85,9 +88,9 @@ START_TEST(bits_do_not_depend_on_the_policy)
 	struct kvt_plane_params plane = { .size = sizeof(plane), .codec = KVT_F16, .heads = HEADS, .head_dim = DIM };
 	struct kvt_cache_params p = {
 		.size = sizeof(p), .disk_bytes = 32 << 20, .block_bytes = 4096, .planes = &plane, .n_planes = 1, .threads = 1,
-		.max_seqs = 1, .max_tokens = TOKENS + STEPS, .max_query_rows = 1,
+		.max_seqs = 1, .max_tokens = tokens + STEPS, .max_query_rows = 1,
 	};
-	const uint32_t blocks = 2 * LAYERS * (TOKENS / (4096 / (ROW * 2)) + 1);
+	const uint32_t blocks = 2 * LAYERS * (tokens / (4096 / (ROW * 2)) + 1);
 	int64_t least;
 	double reads, all;
 
@@ -111,6 +114,7 @@ int main(void)
 	SRunner *r = srunner_create(s);
 	int failed;
 
+	tokens = test_rounds(TOKENS_MAX, 1024, 1024);
 	tcase_add_loop_test(c, bits_do_not_depend_on_the_policy, 0, KVT_POLICIES);
 	suite_add_tcase(s, c);
 	srunner_run_all(r, CK_NORMAL);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/rounds.h"
 #include "policy/policy.h"
 
 #define NONE KVT_POLICY_NONE
@@ -61,7 +62,7 @@ static uint64_t walk(const struct kvt_policy_ops *ops, bool keyed, uint64_t from
 
 	ck_assert_ptr_nonnull(p);
 	seed = from;
-	for (int step = 0; step < 15000; step++) {
+	for (uint32_t step = 0; step < test_rounds(15000, 4000, 1000); step++) {
 		uint32_t b = draw(BLOCKS), victim;
 
 		switch (draw(8)) {
@@ -197,8 +198,9 @@ START_TEST(lru_is_least_recently_used)
 			continue;
 		oldest = c.evicted;
 		for (uint32_t i = 0; i < CONTENT; i++)
-			if (c.where[i] != NONE)
-				ck_assert_uint_gt(last[i], last[oldest]);
+			if (c.where[i] != NONE && last[i] < last[oldest])
+				oldest = i;
+		ck_assert_uint_eq(oldest, c.evicted);
 	}
 	c.ops->destroy(c.p);
 }

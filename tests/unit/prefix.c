@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "lib/prefix_rig.h"
+#include "lib/rounds.h"
 
 /* k blocks + {-1, 0, 1} tokens: all of them are found, and read back as written. */
 START_TEST(a_hit_gives_what_was_written)
@@ -114,7 +115,7 @@ START_TEST(a_full_cache_goes_on)
 	struct prefix_rig r = rig_make((struct rig_config){ .disk = _i == 1, .small = true });
 	struct kvt_prefix_stats st = KVT_INIT(st);
 
-	rig_crowd(&r, 8, getenv("KVT_TEST_SANITIZER") ? 20 : 125);
+	rig_crowd(&r, 8, test_rounds(125, 20, 20));
 	ck_assert(!kvt_prefix_stats(r.cache, &st));
 	ck_assert_uint_eq(st.chunks_pinned, 0);
 	ck_assert_uint_eq(st.chunks_free + st.chunks_evictable, st.chunks);

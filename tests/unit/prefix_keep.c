@@ -19,6 +19,7 @@
 
 #include "cache/prefix.h"
 #include "lib/prefix_rig.h"
+#include "lib/rounds.h"
 #include "lib/store_model.h"
 #include "store/journal.h"
 
@@ -207,7 +208,7 @@ START_TEST(damage_costs_what_it_hits)
 	struct prefix_rig r;
 	struct stat log, slots;
 	uint64_t random = 99;
-	uint32_t served, worst = UINT32_MAX, rounds = getenv("KVT_TEST_SANITIZER") ? 6 : 40;
+	uint32_t served, worst = UINT32_MAX, rounds = test_rounds(40, 6, 3);
 
 	make_dir();
 	r = rig_make(kept());
@@ -291,7 +292,7 @@ START_TEST(a_crowd_is_kept)
 	c.disk_bytes = 1200 << 10;
 	for (int round = 0; round < 2; round++) {
 		r = rig_make(c);
-		rig_crowd(&r, 6, getenv("KVT_TEST_SANITIZER") ? 10 : 60);
+		rig_crowd(&r, 6, test_rounds(60, 10, 10));
 		rig_free(&r);
 	}
 	remove_dir();
@@ -347,7 +348,7 @@ static void talk_forever(uint64_t seed, volatile uint32_t *computed)
 START_TEST(kill_9_leaves_what_was_written)
 {
 	uint32_t rounds = getenv("KVT_TEST_KILLS") ? (uint32_t)atoi(getenv("KVT_TEST_KILLS")) :
-			  getenv("KVT_TEST_SANITIZER") ? 10 : 100;
+			  test_rounds(100, 10, 5);
 	volatile uint32_t *computed = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	uint64_t random = 31337, recovered = 0, untrue = 0, served = 0, asked = 0;
 	struct kvt_prefix_stats st = KVT_INIT(st);
@@ -443,7 +444,7 @@ START_TEST(a_power_cut_costs_what_was_lost)
 	struct image slots = { 0 }, log = { 0 };
 	struct kvt_prefix_stats st = KVT_INIT(st);
 	uint64_t random = 4711 + (uint64_t)_i, recovered = 0, untrue = 0, served = 0, asked = 0, lost = 0, chunks = 0;
-	uint32_t rounds = getenv("KVT_TEST_SANITIZER") ? 5 : 60, tokens[260], n;
+	uint32_t rounds = test_rounds(60, 5, 2), tokens[260], n;
 	struct prefix_rig r;
 
 	make_dir();
@@ -531,7 +532,7 @@ END_TEST
 
 START_TEST(recovery_is_one_scan)
 {
-	uint32_t chunks = getenv("KVT_TEST_SANITIZER") ? 2000 : 100000, tokens[64];
+	uint32_t chunks = test_rounds(100000, 2000, 500), tokens[64];
 	struct rig_config c = kept();
 	struct kvt_prefix_stats st = KVT_INIT(st);
 	struct kvt_block_entry e[4] = { 0 };
@@ -571,7 +572,7 @@ START_TEST(recovery_is_one_scan)
 	ck_assert(!kvt_prefix_stats(r.cache, &st));
 	ck_assert_uint_eq(st.recovered, chunks);
 	printf("recovery of %u chunks: %.3f s, a log of %.1f MiB\n", chunks, seconds, (double)st.log_bytes / (1 << 20));
-	if (!getenv("KVT_TEST_SANITIZER"))
+	if (!test_sanitized())
 		ck_assert_msg(seconds < 1, "%.2f s", seconds);
 	rig_free(&r);
 	remove_dir();
@@ -583,7 +584,7 @@ END_TEST
 START_TEST(random_work_and_reopening)
 {
 	uint64_t steps = getenv("KVT_TEST_STEPS") ? strtoull(getenv("KVT_TEST_STEPS"), NULL, 0) :
-			 getenv("KVT_TEST_SANITIZER") ? 300 : 2500;
+			 test_rounds(2500, 300, 150);
 	uint64_t random = 555 + (uint64_t)_i;
 	struct kvt_prefix_match held[4];
 	uint32_t held_len[4], n_held = 0, tokens[260], talk, n;

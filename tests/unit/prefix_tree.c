@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "cache/tree.h"
+#include "lib/rounds.h"
 #include "lib/store_model.h"
 
 #define CHUNK 4
@@ -176,7 +177,7 @@ START_TEST(finds_the_longest_prefix)
 {
 	struct state s = { .random = 7000 + (uint64_t)_i };
 	uint64_t steps = getenv("KVT_TEST_STEPS") ? strtoull(getenv("KVT_TEST_STEPS"), NULL, 0) :
-			 getenv("KVT_TEST_SANITIZER") ? 5000 : 30000;
+			 test_rounds(30000, 5000, 1000);
 
 	ck_assert(!kvt_tree_create(CHUNK, CAPACITY, 5 + (uint64_t)_i, &kvt_policy_lru, &s.t));
 	for (uint64_t i = 0; i < steps; i++) {
@@ -293,7 +294,7 @@ static double now(void)
 START_TEST(a_long_prompt_is_found_at_once)
 {
 	const uint32_t chunk = 32, per = 4096, n = chunk * per;
-	const uint32_t prompts = getenv("KVT_TEST_SANITIZER") ? 2 : getenv("KVT_TEST_BIG") ? 244 : 24, capacity = prompts * per;
+	const uint32_t prompts = getenv("KVT_TEST_BIG") ? 244 : test_rounds(24, 2, 1), capacity = prompts * per;
 	uint32_t *tokens = malloc(n * sizeof(*tokens)), parent, root, differs = 0;
 	double start, insert = 1e9, find = 1e9, read = 1e9, t;
 	struct kvt_root_key key = root_key(0);
@@ -333,7 +334,7 @@ START_TEST(a_long_prompt_is_found_at_once)
 	printf("prompt of 128K tokens in a tree of %u chunks: found in %.3f ms, inserted in %.3f ms; reading both %.3f ms; %.0f bytes a chunk of %u tokens (%u)\n",
 	       tree->used, find * 1e3, insert * 1e3, read * 1e3,
 	       (double)kvt_tree_bytes(chunk, capacity, &kvt_policy_lru) / capacity, chunk, differs > 0);
-	if (!getenv("KVT_TEST_SANITIZER")) {
+	if (!test_sanitized()) {
 		ck_assert_msg(find < 60 * read, "found in %.1f times the time of reading", find / read);
 		ck_assert_msg(insert < 120 * read, "inserted in %.1f times the time of reading", insert / read);
 	}

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "lib/rounds.h"
 #include "tools/replay.h"
 
 static const struct kvt_policy_ops *const all[] = { &kvt_policy_lru, &kvt_policy_s3fifo, &kvt_policy_scan, &kvt_policy_cost,
@@ -250,7 +251,7 @@ START_TEST(optimum_is_what_trying_everything_finds)
 	uint32_t tried = 0;
 	struct trace t;
 
-	for (seed = 1; tried < 40; seed++) {
+	for (seed = 1; tried < test_rounds(40, 20, 4); seed++) {
 		int16_t *memo;
 
 		make_random(&t, 8);
@@ -273,17 +274,19 @@ START_TEST(no_policy_beats_the_optimum)
 	struct trace t;
 
 	seed = 77 + (uint64_t)_i;
-	make_random(&t, 300);
-	for (uint32_t p = 0; p < POLICIES; p++) {
-		for (uint32_t frames = 1; frames <= t.n_distinct; frames++) {
+	make_random(&t, test_rounds(300, 100, 30));
+	for (uint32_t frames = 1; frames <= t.n_distinct; frames++) {
+		uint64_t most = optimum(&t, frames);
+
+		for (uint32_t p = 0; p < POLICIES; p++) {
 			uint32_t a = draw(frames + 1), b = draw(frames - a + 1);
 			uint32_t split[KVT_TIERS] = { a, 0, b, frames - a - b };
 			struct replay_result r = run(&t, all[p], split), again = run(&t, all[p], split);
 			uint64_t hits = r.hits[0] + r.hits[1] + r.hits[2] + r.hits[3];
 
-			ck_assert_uint_le(hits, optimum(&t, frames));
+			ck_assert_uint_le(hits, most);
 			if (frames == t.n_distinct)
-				ck_assert_uint_eq(hits, optimum(&t, frames));
+				ck_assert_uint_eq(hits, most);
 			ck_assert_mem_eq(&r, &again, sizeof(r)); /* C7 */
 		}
 	}
@@ -353,7 +356,7 @@ START_TEST(auto_on_made_traces)
 	struct trace t;
 
 	make_shape(_i, &t);
-	for (int k = 0; k < 4; k++) {
+	for (uint32_t k = 0; k < 4; k += test_rounds(1, 2, 4)) {
 		uint32_t frames = t.n_distinct * percent[k] / 100;
 		uint64_t lru = hits_of(&t, &kvt_policy_lru, frames), s3 = hits_of(&t, &kvt_policy_s3fifo, frames);
 		uint64_t got = hits_of(&t, &kvt_policy_auto, frames), best = optimum(&t, frames);
@@ -385,7 +388,7 @@ START_TEST(auto_on_real_traces)
 		printf("SKIP: auto_on_real_traces: %s is not there (KVT_INPUTS names its folder)\n", path);
 		return;
 	}
-	for (int k = 0; k < 4; k++) {
+	for (uint32_t k = 0; k < 4; k += test_rounds(1, 2, 4)) {
 		uint32_t frames = t.n_distinct * percent[k] / 100 ? t.n_distinct * percent[k] / 100 : 1;
 		uint64_t got = hits_of(&t, &kvt_policy_auto, frames);
 

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "kvtier.h"
+#include "lib/rounds.h"
 #include "runtime/sampler.h"
 
 #define MAX_VOCAB 5000
@@ -246,9 +247,9 @@ START_TEST(same_as_reference)
 	static uint32_t ids[MAX_VOCAB];
 	static double probs[MAX_VOCAB];
 	struct kvt_logit_bias bias[3];
-	uint32_t compared = 0, on_the_edge = 0, refused = 0;
+	uint32_t compared = 0, on_the_edge = 0, refused = 0, rounds = test_rounds(4000, 1000, 200);
 
-	for (int round = 0; round < 4000; round++) {
+	for (uint32_t round = 0; round < rounds; round++) {
 		const uint8_t *order = orders[next() % (sizeof(orders) / sizeof(orders[0]))];
 		struct kvt_sample row = { .params = &params, .logits = logits, .history = history, .position = round };
 		struct kvt_sampler *s;
@@ -273,16 +274,16 @@ START_TEST(same_as_reference)
 			continue;
 		}
 		compared++;
-		ck_assert_msg(n == want, "round %d, %u tokens: %lld kept, %u expected", round, vocab, (long long)n, want);
+		ck_assert_msg(n == want, "round %u, %u tokens: %lld kept, %u expected", round, vocab, (long long)n, want);
 		for (uint32_t i = 0; i < want; i++) {
 			ck_assert_uint_eq(ids[i], e[i].id);
-			ck_assert_msg(fabs(probs[i] - e[i].x) <= 1e-12 * e[i].x + 1e-300, "round %d, token %u: %g, not %g", round,
+			ck_assert_msg(fabs(probs[i] - e[i].x) <= 1e-12 * e[i].x + 1e-300, "round %u, token %u: %g, not %g", round,
 				      ids[i], probs[i], e[i].x);
 		}
 	}
 	printf("%u distributions compared, %u on the edge of rounding, %u with every token banned\n", compared, on_the_edge,
 	       refused);
-	ck_assert_uint_gt(compared, 3000);
+	ck_assert_uint_gt(compared, rounds * 3 / 4);
 }
 END_TEST
 
@@ -293,7 +294,7 @@ END_TEST
  */
 static void chi_square(const char *name, uint32_t address)
 {
-	const uint32_t draws = getenv("KVT_TEST_SANITIZER") ? 100000 : 1000000; /* sanitizers look at the code, not at chance */
+	const uint32_t draws = test_rounds(1000000, 100000, 20000);
 	static struct entry e[MAX_VOCAB];
 	static uint64_t seen[MAX_VOCAB];
 	struct kvt_sample row = { .params = &params, .logits = logits };

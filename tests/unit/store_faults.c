@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "lib/host_fault.h"
+#include "lib/rounds.h"
 #include "lib/store_model.h"
 
 #define OPERATIONS 150
@@ -68,7 +69,7 @@ static uint64_t run(int way, uint64_t at, uint64_t every, uint64_t operations)
 
 START_TEST(once_at_every_event)
 {
-	uint64_t at = 1, late = getenv("KVT_TEST_SANITIZER") ? 13 : 4;
+	uint64_t at = 1, late = test_rounds(4, 13, 13);
 
 	/* each of the first: the start and the first blocks' first ways. Later ones go the same ways. */
 	while (run(_i, at, 0, OPERATIONS) >= at)

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "gpu/mock.h"
+#include "lib/rounds.h"
 #include "lib/store_model.h"
 
 static const struct model_config config = { .frames = { 6, 2, 6, 64 }, .slots = 40 };
@@ -84,7 +85,7 @@ END_TEST
 
 START_TEST(each_call_fails_once)
 {
-	uint64_t step = getenv("KVT_TEST_SANITIZER") ? 31 : 3, at;
+	uint64_t step = test_rounds(3, 31, 31), at;
 	bool failed = true;
 
 	for (at = 1; failed; at += step) {
@@ -110,7 +111,7 @@ END_TEST
 /* The device goes at any call: what was not there alone is still served, and work goes on without it. */
 START_TEST(goes_on_without_the_device)
 {
-	uint64_t step = getenv("KVT_TEST_SANITIZER") ? 97 : 17, at, dropped = 0, runs = 0;
+	uint64_t step = test_rounds(17, 97, 97), at, dropped = 0, runs = 0;
 	struct kvt_stats st = KVT_INIT(st);
 	bool failed = true;
 

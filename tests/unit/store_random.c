@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "lib/rounds.h"
 #include "lib/store_model.h"
 
 static const struct {
@@ -35,7 +36,7 @@ START_TEST(serves_what_was_written)
 
 	c.seed = 1000 + (uint64_t)_i;
 	ck_assert_msg(!model_create(&c, &m), "%s: %s", shapes[_i].name, kvt_last_error());
-	ck_assert_msg(!model_run(m, 6000), "%s", shapes[_i].name);
+	ck_assert_msg(!model_run(m, test_rounds(6000, 3000, 1500)), "%s", shapes[_i].name);
 	ck_assert_msg(!model_verify(m), "%s", shapes[_i].name);
 	model_destroy(m);
 }
