@@ -173,7 +173,7 @@ demo-llama: ## the same question to Debian's llama.cpp, by itself and with its K
 	@scripts/demo-llama
 
 check: ## install what is missing, build, run every test that this machine can run
-	@scripts/check plain asan tsan fuzz vm kasan lint
+	@scripts/check plain asan tsan kasan vm fuzz lint
 
 check-plain: ## the tests alone, without sanitizers; ONLY=PATTERN picks some
 	@scripts/check plain
