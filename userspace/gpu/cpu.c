@@ -590,20 +590,13 @@ static int cpu_event_elapsed(struct kvt_gpu *gpu, kvt_event from, kvt_event to, 
 static void cpu_close(struct kvt_gpu *gpu)
 {
 	struct cpu *c = cpu_of(gpu);
-	uint32_t i;
 
-	for (i = 0; i < c->graphs.n; i++)
-		cpu_graph_destroy(gpu, i);
-	for (i = 0; i < c->streams.n; i++)
-		cpu_stream_destroy(gpu, i);
-	for (i = 0; i < c->events.n; i++)
-		cpu_event_destroy(gpu, i);
-	for (i = 0; i < c->ranges.n; i++)
+	kvt_table_free(&c->graphs, gpu, cpu_graph_destroy);
+	kvt_table_free(&c->streams, gpu, cpu_stream_destroy);
+	kvt_table_free(&c->events, gpu, cpu_event_destroy);
+	for (uint32_t i = 0; i < c->ranges.n; i++)
 		if (c->ranges.ranges[i].kind != KVT_RANGE_REGISTERED)
 			free((void *)c->ranges.ranges[i].base);
-	free(c->graphs.objects);
-	free(c->streams.objects);
-	free(c->events.objects);
 	kvt_ranges_free(&c->ranges);
 	pthread_mutex_destroy(&c->lock);
 	free(c);

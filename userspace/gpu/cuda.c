@@ -468,15 +468,11 @@ static void cuda_close(struct kvt_gpu *gpu)
 {
 	struct cuda *c = cuda_of(gpu);
 	bool pushed, current = !kvt_cuda_enter(c, &pushed);
-	uint32_t i;
 
-	for (i = 1; i < c->graphs.n; i++)
-		kvt_cuda_graph_destroy(gpu, i);
-	for (i = 1; i < c->streams.n; i++)
-		kvt_cuda_stream_destroy(gpu, i);
-	for (i = 1; i < c->events.n; i++)
-		kvt_cuda_event_destroy(gpu, i);
-	for (i = 0; current && i < c->ranges.n; i++) {
+	kvt_table_free(&c->graphs, gpu, kvt_cuda_graph_destroy);
+	kvt_table_free(&c->streams, gpu, kvt_cuda_stream_destroy);
+	kvt_table_free(&c->events, gpu, kvt_cuda_event_destroy);
+	for (uint32_t i = 0; current && i < c->ranges.n; i++) {
 		const struct kvt_range *r = &c->ranges.ranges[i];
 
 		if (r->kind == KVT_RANGE_DEVICE)
@@ -495,9 +491,6 @@ static void cuda_close(struct kvt_gpu *gpu)
 	}
 	c->cu->DevicePrimaryCtxRelease(c->device);
 	free(c->functions);
-	free(c->graphs.objects);
-	free(c->streams.objects);
-	free(c->events.objects);
 	kvt_ranges_free(&c->ranges);
 	pthread_mutex_destroy(&c->lock);
 	free(c);

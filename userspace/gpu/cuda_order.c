@@ -7,44 +7,48 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdlib.h>
 
 #include "base/err.h"
 
-static int add_object(struct cuda *c, struct kvt_table *table, void *object, uint32_t *handle)
+/* Make an object of @bytes, which begins with the driver's handle, and give it a handle of the table's. */
+static int create(struct cuda *c, struct kvt_table *table, size_t bytes, const char *what,
+		  kvt_cu_result (*make)(kvt_cu_handle *cu, unsigned int flags), unsigned int flags,
+		  kvt_cu_result (*unmake)(kvt_cu_handle cu), uint32_t *handle)
 {
+	kvt_cu_handle *object = calloc(1, bytes);
+	bool pushed;
 	int err;
 
-	pthread_mutex_lock(&c->lock);
-	err = kvt_table_add(table, object, handle);
-	pthread_mutex_unlock(&c->lock);
+	if (!object)
+		return kvt_fail(-ENOMEM, "no memory for %s", what);
+	err = kvt_cuda_enter(c, &pushed);
+	if (err)
+		goto err_free;
+	err = kvt_cuda_check(c, make(object, flags), "creating %s", what);
+	if (!err) {
+		pthread_mutex_lock(&c->lock);
+		err = kvt_table_add(table, object, handle);
+		pthread_mutex_unlock(&c->lock);
+		if (err)
+			unmake(*object);
+	}
+	kvt_cuda_leave(c, pushed);
+	if (!err)
+		return 0;
+err_free:
+	free(object);
 	return err;
 }
 
 int kvt_cuda_stream_create(struct kvt_gpu *gpu, kvt_stream *handle)
 {
 	struct cuda *c = cuda_of(gpu);
-	struct stream *s = calloc(1, sizeof(*s));
-	bool pushed;
-	int err;
 
-	if (!s)
-		return kvt_fail(-ENOMEM, "no memory for a stream");
-	err = kvt_cuda_enter(c, &pushed);
-	if (err)
-		goto err_free;
-	err = kvt_cuda_check(c, c->cu->StreamCreate(&s->cu, KVT_CU_STREAM_NON_BLOCKING), "creating a stream");
-	if (!err) {
-		err = add_object(c, &c->streams, s, handle);
-		if (err)
-			c->cu->StreamDestroy(s->cu);
-	}
-	kvt_cuda_leave(c, pushed);
-	if (!err)
-		return 0;
-err_free:
-	free(s);
-	return err;
+	_Static_assert(!offsetof(struct stream, cu), "create() fills it in");
+	return create(c, &c->streams, sizeof(struct stream), "a stream", c->cu->StreamCreate, KVT_CU_STREAM_NON_BLOCKING,
+		      c->cu->StreamDestroy, handle);
 }
 
 void kvt_cuda_stream_destroy(struct kvt_gpu *gpu, kvt_stream handle)
@@ -241,27 +245,9 @@ static struct event *event_of(struct cuda *c, kvt_event handle)
 int kvt_cuda_event_create(struct kvt_gpu *gpu, kvt_event *handle)
 {
 	struct cuda *c = cuda_of(gpu);
-	struct event *e = calloc(1, sizeof(*e));
-	bool pushed;
-	int err;
 
-	if (!e)
-		return kvt_fail(-ENOMEM, "no memory for an event");
-	err = kvt_cuda_enter(c, &pushed);
-	if (err)
-		goto err_free;
-	err = kvt_cuda_check(c, c->cu->EventCreate(&e->cu, 0), "creating an event");
-	if (!err) {
-		err = add_object(c, &c->events, e, handle);
-		if (err)
-			c->cu->EventDestroy(e->cu);
-	}
-	kvt_cuda_leave(c, pushed);
-	if (!err)
-		return 0;
-err_free:
-	free(e);
-	return err;
+	_Static_assert(!offsetof(struct event, cu), "create() fills it in");
+	return create(c, &c->events, sizeof(struct event), "an event", c->cu->EventCreate, 0, c->cu->EventDestroy, handle);
 }
 
 void kvt_cuda_event_destroy(struct kvt_gpu *gpu, kvt_event handle)

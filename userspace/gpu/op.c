@@ -167,3 +167,10 @@ void *kvt_table_remove(struct kvt_table *table, uint32_t handle)
 		table->objects[handle] = NULL;
 	return object;
 }
+
+void kvt_table_free(struct kvt_table *table, struct kvt_gpu *gpu, void (*destroy)(struct kvt_gpu *gpu, uint32_t handle))
+{
+	for (uint32_t i = 1; i < table->n; i++)
+		destroy(gpu, i);
+	free(table->objects);
+}

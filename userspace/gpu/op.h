@@ -74,4 +74,7 @@ int kvt_table_add(struct kvt_table *table, void *object, uint32_t *handle);
 void *kvt_table_get(const struct kvt_table *table, uint32_t handle);	 /* NULL: no such handle */
 void *kvt_table_remove(struct kvt_table *table, uint32_t handle); /* NULL: no such handle */
 
+/* Destroy all that is left, and the table. */
+void kvt_table_free(struct kvt_table *table, struct kvt_gpu *gpu, void (*destroy)(struct kvt_gpu *gpu, uint32_t handle));
+
 #endif
