@@ -135,9 +135,12 @@ int kvt_tensor_decode(enum kvt_dtype dtype, const void *src, uint64_t n, float *
 /*
  * Several large aligned O_DIRECT reads in flight into a small staging ring, each
  * cut to the tensors it covers and copied on while the next ones are read. Other
- * ways to the same bytes, chosen for each shard: buffered reads (what is asked
- * for is in the page cache) and mmap (no O_DIRECT there, or asked for). All give
- * the same bytes or an error.
+ * ways to the same bytes, chosen for each shard: buffered reads and mmap (no
+ * O_DIRECT there, or asked for). All give the same bytes or an error.
+ *
+ * The rule: 64 places of what is asked for are looked up in the page cache. Three
+ * quarters of them there: buffered reads, which are copies by the CPU, on as many
+ * cores as reads are in flight. Else O_DIRECT, whatever the sizes of the tensors.
  */
 enum kvt_load_mode { KVT_LOAD_AUTO, KVT_LOAD_DIRECT, KVT_LOAD_BUFFERED, KVT_LOAD_MMAP, KVT_LOAD_MODES };
 
@@ -154,7 +157,7 @@ struct kvt_load_params {
 	uint32_t mode; /* enum kvt_load_mode; DIRECT too gives way to MMAP where there is no O_DIRECT */
 	uint32_t io;   /* enum kvt_io_kind (kvtier.h): io_uring, or threads where it is denied */
 	uint32_t depth; /* reads in flight, at most 64; 0: 4 */
-	uint64_t piece_bytes; /* of one read: a multiple of 4 KiB, at most 1 GiB; 0: 4 MiB */
+	uint64_t piece_bytes; /* of one read: a multiple of 4 KiB, at most 1 GiB; 0: 4 MiB. From the page cache, at most 1 MiB */
 	struct kvt_gpu *gpu; /* for items with @device; else NULL */
 	/* After each piece, bytes, on the calling thread; not 0 ends the load with -ECANCELED. NULL: none. */
 	int (*progress)(void *user, uint64_t done, uint64_t total);

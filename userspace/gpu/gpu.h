@@ -96,7 +96,7 @@ struct kvt_gpu {
 	uint32_t device;
 	uint32_t sm; /* compute capability, 90 for 9.0; 0: the kernels are their twins */
 	uint32_t processors, shared_max; /* multiprocessors; bytes of shared memory that a thread block may ask for */
-	bool host_readable; /* device memory may be read by the CPU at (void *)(uintptr_t)kvt_dptr */
+	bool host_readable; /* the CPU may read and write device memory at (void *)(uintptr_t)kvt_dptr */
 	char description[96];
 };
 

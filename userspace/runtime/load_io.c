@@ -128,6 +128,8 @@ int kvt_load_io_submit(struct kvt_load_io *io, struct kvt_load_slot *slot)
 	sqe = io_uring_get_sqe(&io->ring); /* as many entries as slots, each submitted at once: never full */
 	io_uring_prep_read(sqe, slot->fd, slot->into + slot->got, slot->ask - slot->got, slot->offset + slot->got);
 	io_uring_sqe_set_data(sqe, slot);
+	if (slot->cached) /* on the kernel's workers, side by side; else this thread would copy, one after the other */
+		io_uring_sqe_set_flags(sqe, IOSQE_ASYNC);
 	do {
 		n = io_uring_submit(&io->ring);
 	} while (n == -EINTR || n == -EAGAIN);

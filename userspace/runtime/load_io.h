@@ -27,6 +27,7 @@ struct kvt_load_slot {
 	uint64_t got;	 /* bytes read so far */
 	kvt_event copied;
 	bool copying;
+	bool cached; /* the read is a copy from the page cache */
 	int fd;
 	int64_t result;
 	struct kvt_load_slot *next;

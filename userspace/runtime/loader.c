@@ -6,6 +6,10 @@
  * the spans it covers. Whole blocks of a span go straight into host memory that
  * the driver can read into. A staging buffer is free, or being read into, or being
  * copied out of: it is not reused before its event on the GPU's stream.
+ *
+ * What lies in the page cache comes from there, on as many cores as reads are in
+ * flight, in pieces small enough to be in a cache when they leave staging. All
+ * else is O_DIRECT's. docs/adr/0018-loader.md has what was measured.
  */
 #include "runtime/loader.h"
 
@@ -29,6 +33,7 @@
 #define ALIGN	      4096u /* of direct reads; a file system that wants more refuses the first one */
 #define PIECE_BYTES   (4u << 20)
 #define PIECE_MIN     (256u << 10)
+#define CACHED_BYTES  (1u << 20) /* the most of a piece from the page cache */
 #define DEPTH	      4u
 #define STRAIGHT_MIN  (256u << 10) /* whole blocks of a span below which staging, with its neighbours, is better */
 #define GAP_BYTES     (128u << 10) /* read over a smaller gap: it costs less than another read */
@@ -105,9 +110,23 @@ static uint32_t join(struct span *s, uint32_t n)
 	return n ? out + 1 : 0;
 }
 
+/* Device memory that is the host's needs no copy engine. Whether it is the device's at all, the device says. */
+static int reachable(struct load *l, struct span *s)
+{
+	uint8_t byte;
+	int err = l->gpu->ops->copy_d2h(l->gpu, &byte, s->device, 1);
+
+	if (!err)
+		err = l->gpu->ops->copy_d2h(l->gpu, &byte, s->device + s->bytes - 1, 1);
+	s->host = (uint8_t *)(uintptr_t)s->device;
+	s->device = 0;
+	return err;
+}
+
 static int plan(struct load *l, const struct kvt_load_item *items, uint32_t n)
 {
 	uint32_t n_spans = 0;
+	int err;
 
 	l->spans = calloc((size_t)n + 1, sizeof(*l->spans));
 	l->sources = calloc((size_t)l->w->n_shards, sizeof(*l->sources));
@@ -123,7 +142,13 @@ static int plan(struct load *l, const struct kvt_load_item *items, uint32_t n)
 		if (!items[i].host == !items[i].device || (items[i].device && !l->gpu))
 			return kvt_fail(-EINVAL, "%s: tensor \"%s\" needs one destination: host memory, or device memory and a GPU",
 					l->w->path, t->name);
-		l->spans[n_spans++] = (struct span){ t->shard, t->offset, t->bytes, items[i].host, items[i].device };
+		l->spans[n_spans] = (struct span){ t->shard, t->offset, t->bytes, items[i].host, items[i].device };
+		if (items[i].device && l->gpu->host_readable) {
+			err = reachable(l, &l->spans[n_spans]);
+			if (err)
+				return err;
+		}
+		n_spans++;
 		l->total += t->bytes;
 	}
 	qsort(l->spans, n_spans, sizeof(*l->spans), by_place);
@@ -376,17 +401,17 @@ static int progress(struct load *l, uint64_t bytes)
 	return 0;
 }
 
-/* How the pieces of a shard begin in the file, and lie in memory. */
-struct alignment {
-	uint64_t file, memory;
+/* How the pieces of a shard begin in the file and lie in memory, and the most of one. */
+struct piece {
+	uint64_t file_align, memory_align, bytes;
 };
 
 /* The range of whole blocks that span @s can take without staging; empty where it cannot. */
-static bool straight(const struct span *s, struct alignment align, uint64_t *begin, uint64_t *end)
+static bool straight(const struct span *s, struct piece p, uint64_t *begin, uint64_t *end)
 {
-	*begin = (s->offset + align.file - 1) & ~(align.file - 1);
-	*end = span_end(s) & ~(align.file - 1);
-	return s->host && ((uintptr_t)s->host + (*begin - s->offset)) % align.memory == 0 &&
+	*begin = (s->offset + p.file_align - 1) & ~(p.file_align - 1);
+	*end = span_end(s) & ~(p.file_align - 1);
+	return s->host && ((uintptr_t)s->host + (*begin - s->offset)) % p.memory_align == 0 &&
 	       *end >= *begin + STRAIGHT_MIN;
 }
 
@@ -394,14 +419,14 @@ static bool straight(const struct span *s, struct alignment align, uint64_t *beg
  * The piece at l->at: [*begin, *end). Returns the span that it goes straight
  * into, or NULL for a staged piece, which ends where a straight one can begin.
  */
-static const struct span *cut(const struct load *l, struct alignment align, uint64_t *begin, uint64_t *end)
+static const struct span *cut(const struct load *l, struct piece p, uint64_t *begin, uint64_t *end)
 {
-	*begin = l->at & ~(align.file - 1);
-	*end = *begin + l->piece_bytes < l->run_end ? *begin + l->piece_bytes : l->run_end;
+	*begin = l->at & ~(p.file_align - 1);
+	*end = *begin + p.bytes < l->run_end ? *begin + p.bytes : l->run_end;
 	for (const struct span *s = &l->spans[l->span]; s < &l->spans[l->run_end_span] && s->offset < *end; s++) {
 		uint64_t first, last;
 
-		if (!straight(s, align, &first, &last) || last <= l->at)
+		if (!straight(s, p, &first, &last) || last <= l->at)
 			continue;
 		if (l->at < first) {
 			*end = first < *end ? first : *end;
@@ -418,7 +443,7 @@ static const struct span *cut(const struct load *l, struct alignment align, uint
 static int next_piece(struct load *l, struct kvt_load_slot *slot)
 {
 	const struct span *into;
-	struct alignment align = { 1, 1 };
+	struct piece p = { 1, 1, l->piece_bytes };
 	const struct kvt_shard *s;
 	uint64_t begin, end;
 	bool direct;
@@ -440,12 +465,15 @@ static int next_piece(struct load *l, struct kvt_load_slot *slot)
 	}
 	s = &l->w->shards[slot->shard];
 	direct = l->sources[slot->shard].mode == KVT_LOAD_DIRECT;
+	slot->cached = l->sources[slot->shard].mode == KVT_LOAD_BUFFERED;
 	if (direct)
-		align = (struct alignment){ ALIGN, l->sources[slot->shard].memory_align };
-	into = cut(l, align, &begin, &end);
+		p = (struct piece){ ALIGN, l->sources[slot->shard].memory_align, l->piece_bytes };
+	else if (slot->cached && p.bytes > CACHED_BYTES)
+		p.bytes = CACHED_BYTES;
+	into = cut(l, p, &begin, &end);
 	slot->into = into ? into->host + (begin - into->offset) : slot->buf;
 	slot->offset = begin;
-	slot->ask = (end - begin + align.file - 1) & ~(align.file - 1);
+	slot->ask = (end - begin + p.file_align - 1) & ~(p.file_align - 1);
 	slot->want = slot->ask < s->bytes - begin ? slot->ask : s->bytes - begin;
 	slot->got = 0;
 	slot->fd = direct ? l->sources[slot->shard].direct_fd : s->fd;
