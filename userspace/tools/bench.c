@@ -29,7 +29,8 @@
 static const char usage[] =
 	"usage: kvtier bench [WHAT...] [--threads N] [--rounds N] [--disk-dir D] [--kv-bytes S] [--json]\n"
 	"\n"
-	"WHAT: decode, prefill, stream, placement, digest (default: all), or gpu alone (kvtier bench gpu -h)\n"
+	"WHAT: decode, prefill, stream, placement, digest (default: all);\n"
+	"gpu or load alone (kvtier bench gpu -h, kvtier bench load -h)\n"
 	"  --threads N    compute threads (default: all cores)\n"
 	"  --rounds N     paired measurements of each, medians are printed (default: 5)\n"
 	"  --disk-dir D   where stream puts its slot file (default: $TMPDIR or /var/tmp)\n"
@@ -439,6 +440,8 @@ int cmd_bench(int argc, char **argv)
 
 	if (argc > 1 && !strcmp(argv[1], "gpu"))
 		return bench_gpu(argc - 1, argv + 1);
+	if (argc > 1 && !strcmp(argv[1], "load"))
+		return bench_load(argc - 1, argv + 1);
 	opterr = 0;
 	while ((opt = getopt_long(argc, argv, ":h", options, NULL)) != -1) {
 		switch (opt) {

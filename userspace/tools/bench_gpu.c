@@ -1,27 +1,22 @@
 // SPDX-License-Identifier: MIT
 /*
  * kvtier bench gpu: blocks between host and GPU by the copy engine and by a
- * kernel, rows appended, blocks digested, and weights loaded, each beside what
- * the link or the memory does in the same run. Times are the device's own
+ * kernel, rows appended, and blocks digested, each beside what the link or the
+ * memory does in the same run. Times are the device's own
  * events; small work is captured and replayed, over sets that do not fit the L2.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/err.h"
 #include "codec/codec.h"
 #include "gpu/gpu.h"
 #include "gpu/kernels.h"
 #include "kvtier.h"
-#include "runtime/loader.h"
 #include "tools/measure.h"
 #include "tools/tools.h"
 
@@ -30,11 +25,10 @@
 #define SETS 64 /* of small work, each of its own memory */
 
 static const char usage[] =
-	"usage: kvtier bench gpu [--device N] [--rounds N] [--load FILE]\n"
+	"usage: kvtier bench gpu [--device N] [--rounds N]\n"
 	"\n"
 	"  --device N     which GPU (default: 0)\n"
-	"  --rounds N     measurements of each, medians are printed (default: 7)\n"
-	"  --load FILE    weights to load into GPU memory: dropped from the page cache before each load, and cached\n";
+	"  --rounds N     measurements of each, medians are printed (default: 7)\n";
 
 struct gb {
 	struct kvt_gpu *gpu;
@@ -363,89 +357,6 @@ static int bench_digest(struct gb *g)
 
 /* ---- weights ---- */
 
-static void drop_cache(const char *path)
-{
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-
-	if (fd < 0)
-		return;
-	fsync(fd); /* dirty pages are not dropped */
-	posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-	close(fd);
-}
-
-/* The whole file mapped and copied as it is. */
-static int load_mapped(struct gb *g, const char *path, kvt_dptr to, uint64_t *bytes)
-{
-	int fd = open(path, O_RDONLY | O_CLOEXEC), ret;
-	struct stat st;
-	void *p;
-
-	if (fd < 0 || fstat(fd, &st)) {
-		ret = kvt_fail(-errno, "%s: %s", path, strerror(errno));
-		goto out;
-	}
-	*bytes = (uint64_t)st.st_size;
-	p = mmap(NULL, *bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-	if (p == MAP_FAILED) {
-		ret = kvt_fail(-errno, "mmap %s: %s", path, strerror(errno));
-		goto out;
-	}
-	ret = g->ops->copy_h2d(g->gpu, to, p, *bytes);
-	munmap(p, *bytes);
-out:
-	if (fd >= 0)
-		close(fd);
-	return ret;
-}
-
-/* @cold: the file is dropped from the page cache before each load; else it is there. */
-static int bench_load(struct gb *g, const char *path, bool cold)
-{
-	struct kvt_load_params p = { .size = sizeof(p), .gpu = g->gpu, .piece_bytes = 8 << 20, .depth = 8 };
-	double fast[3], slow[3], t;
-	struct kvt_load_item *items;
-	struct kvt_load_report report = KVT_INIT(report);
-	struct kvt_weights *w;
-	uint64_t at = 0, mapped = 0;
-	kvt_dptr to = 0;
-	int ret = kvt_weights_open(path, &w);
-
-	if (ret)
-		return ret;
-	items = calloc(w->n_tensors, sizeof(*items));
-	ret = items ? g->ops->alloc(g->gpu, w->bytes + (16 << 20) + 256ull * w->n_tensors, &to) : -ENOMEM;
-	for (uint32_t i = 0; i < w->n_tensors && !ret; i++) {
-		items[i] = (struct kvt_load_item){ .tensor = &w->tensors[i], .device = to + at };
-		at += (w->tensors[i].bytes + 255) / 256 * 256;
-	}
-	for (int i = 0; i < 3 && !ret; i++) {
-		if (cold)
-			drop_cache(path);
-		t = now();
-		ret = kvt_load(w, items, w->n_tensors, &p, &report);
-		fast[i] = now() - t;
-		if (cold)
-			drop_cache(path);
-		t = now();
-		if (!ret)
-			ret = load_mapped(g, path, to, &mapped);
-		slow[i] = now() - t;
-	}
-	if (!ret) {
-		t = median(slow, 3);
-		printf("%-34s %12.2f GB/s  %.2f s, staging %s, %s\n",
-		       cold ? "load into the GPU, cold" : "load into the GPU, cached", (double)report.bytes / median(fast, 3) * 1e-9,
-		       median(fast, 3), report.pinned ? "pinned" : "not pinned", report.io);
-		printf("%-34s %12.2f GB/s  %.2f s, %.2f times as long\n",
-		       cold ? "mmap and copy, cold" : "mmap and copy, cached", (double)mapped / t * 1e-9, t, t / median(fast, 3));
-	}
-	g->ops->free(g->gpu, to);
-	free(items);
-	kvt_weights_close(w);
-	return ret;
-}
-
 static int prepare(struct gb *g)
 {
 	const struct kvt_gpu_ops *o = g->ops;
@@ -483,10 +394,9 @@ static int prepare(struct gb *g)
 int bench_gpu(int argc, char **argv)
 {
 	static const struct option options[] = {
-		{ "device", 1, NULL, 'd' }, { "rounds", 1, NULL, 'r' }, { "load", 1, NULL, 'l' }, { "help", 0, NULL, 'h' }, { 0 },
+		{ "device", 1, NULL, 'd' }, { "rounds", 1, NULL, 'r' }, { "help", 0, NULL, 'h' }, { 0 },
 	};
 	struct gb g = { .rounds = 7 };
-	const char *weights = NULL;
 	uint64_t n, device = 0;
 	int opt, ret = 0;
 
@@ -499,9 +409,6 @@ int bench_gpu(int argc, char **argv)
 		case 'r':
 			ret = tool_number("--rounds", optarg, 1, ROUNDS_MAX, &n);
 			g.rounds = (uint32_t)n;
-			break;
-		case 'l':
-			weights = optarg;
 			break;
 		case 'h':
 			fputs(usage, stdout);
@@ -528,10 +435,6 @@ int bench_gpu(int argc, char **argv)
 		ret = bench_append(&g);
 	if (!ret)
 		ret = bench_digest(&g);
-	if (!ret && weights)
-		ret = bench_load(&g, weights, true);
-	if (!ret && weights) /* the last mapping has left it in the page cache */
-		ret = bench_load(&g, weights, false);
 	if (ret)
 		tool_failed("bench");
 	g.ops->close(g.gpu); /* and all that it gave out */

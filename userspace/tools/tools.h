@@ -10,7 +10,8 @@
 int cmd_run(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
-int bench_gpu(int argc, char **argv); /* kvtier bench gpu */
+int bench_gpu(int argc, char **argv);  /* kvtier bench gpu */
+int bench_load(int argc, char **argv); /* kvtier bench load */
 int cmd_inspect(int argc, char **argv);
 int cmd_sample(int argc, char **argv);
 int cmd_pools(int argc, char **argv);
