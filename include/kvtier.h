@@ -102,7 +102,7 @@ struct kvt_plane_params {
 	uint32_t size;
 	uint32_t codec;	   /* enum kvt_codec */
 	uint32_t heads;	   /* KV heads, 1 to 1024 */
-	uint32_t head_dim; /* elements, 1 to 8192; attention takes 8 to 512 */
+	uint32_t head_dim; /* elements, 1 to 8192; attention takes 8 to 576 */
 	uint32_t layer;	   /* the caller's layer index, for its own orientation and for placement policies */
 	uint32_t reserved;
 	uint64_t rows; /* 0: rows belong to sequences; else a raw plane of so many rows, at most 2^40 */
@@ -111,6 +111,7 @@ struct kvt_plane_params {
 #define KVT_CACHE_HUGEPAGES	   (1u << 0) /* ask for huge pages; smaller ones serve where there are none */
 #define KVT_CACHE_NO_WRITE_VERIFY (1u << 1) /* trust the disk's word: do not read back what was written */
 #define KVT_CACHE_NUMA_STRICT	   (1u << 2) /* @numa_node or an error; default: degrade with a warning */
+#define KVT_CACHE_PUBLISH	   (1u << 3) /* a socket from which other processes read the stats: kvtier stat */
 
 /*
  * Budgets are hard and are checked before anything is allocated. Block
@@ -310,7 +311,7 @@ void kvt_borrow_return(struct kvt_cache *cache, const struct kvt_borrow *borrow)
 struct kvt_attn {
 	uint32_t size;
 	uint32_t flags; /* KVT_ATTN_* */
-	uint32_t k_plane, v_plane; /* the same number of KV heads; head_dim 8 to 512, may differ */
+	uint32_t k_plane, v_plane; /* the same number of KV heads; head_dim 8 to 576, may differ */
 	uint32_t n_heads;	   /* query heads, a multiple of the KV heads */
 	uint32_t window;	   /* sees only positions > p - window; 0: all (sequences only) */
 	float scale;		   /* 0: 1 / sqrt(K's head_dim) */
@@ -319,6 +320,8 @@ struct kvt_attn {
 	const float *sinks;	   /* [n_heads] logits that take weight and give nothing; NULL: none */
 	uint64_t q_stride;	   /* floats from a token's queries to the next one's; 0: n_heads x K head_dim */
 	uint64_t out_stride;	   /* likewise of its output; 0: n_heads x V head_dim */
+	uint32_t v_dim;		   /* V is the first so many elements of its plane's one head (MLA); 0: all of each head */
+	uint32_t reserved;
 };
 
 /* Query rows of one sequence: positions [first, first + n), which need not be its last. */

@@ -187,7 +187,7 @@ void attn_case_make_sized(struct attn_case *c, uint64_t seed, unsigned what, uin
 
 void attn_case_make(struct attn_case *c, uint64_t seed, unsigned what)
 {
-	static const uint32_t dims[] = { 8, 16, 24, 64, 72, 80, 96, 100, 112, 128, 192, 256, 512, 9, 31, 33, 127 };
+	static const uint32_t dims[] = { 8, 16, 24, 64, 72, 80, 96, 100, 112, 128, 192, 256, 512, 576, 9, 31, 33, 127 };
 	uint64_t r = seed ^ 0x5851f42d4c957f2d;
 	uint32_t k_dim = dims[below(&r, sizeof(dims) / sizeof(*dims))], v_dim = k_dim, m, n, codec;
 

@@ -98,7 +98,7 @@ END_TEST
 /* What an engine meets: unit normal vectors. Here the plain relative error of a row's norm is stated too. */
 START_TEST(normal_rows)
 {
-	static const uint32_t dims[] = { 8, 16, 24, 64, 72, 80, 96, 100, 112, 128, 192, 256, 512 };
+	static const uint32_t dims[] = { 8, 16, 24, 64, 72, 80, 96, 100, 112, 128, 192, 256, 512, 576 };
 	const struct kvt_attn_kernels *kernels = kvt_attn_kernels(NULL);
 	struct attn_reference *ref = malloc(sizeof(*ref));
 

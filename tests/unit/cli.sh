@@ -26,7 +26,7 @@ expect 2 "" "usage: kvtier COMMAND*"
 for help in help --help -h; do
 	expect 0 "usage: kvtier COMMAND*run*doctor*bench*inspect*replay*sample*" "" $help
 done
-for command in run doctor bench inspect replay sample store; do
+for command in run doctor bench inspect replay sample stat store; do
 	expect 0 "usage: kvtier $command*" "" help $command
 	expect 0 "usage: kvtier $command*" "" $command --help
 done
@@ -46,6 +46,9 @@ expect 2 "" 'kvtier bench: --rounds needs a value (see: kvtier help bench)' benc
 expect 2 "" 'kvtier bench: --rounds "0": a whole number from 1 to 64 is needed (see: kvtier help bench)' bench --rounds 0
 expect 2 "" 'kvtier bench: "--frob" is not an option (see: kvtier help bench)' bench gpu --frob
 expect 2 "" "kvtier bench: 'frob' is not decode, *(see: kvtier help bench)" bench frob
+expect 2 "" 'kvtier stat: PID "x"*(see: kvtier help stat)' stat x
+expect 2 "" 'kvtier stat: one process at most*' stat 1 2
+expect 1 "" 'kvtier stat: process 2147483647 has no cache*' stat 2147483647
 expect 2 "" 'kvtier inspect: a FILE or DIR is needed*' inspect ''
 expect 2 "" 'kvtier sample: --cases needs a file*' sample --cases ''
 expect 2 "" 'kvtier sample: "--frob" is not an option*' sample --frob

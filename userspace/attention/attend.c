@@ -33,7 +33,8 @@
 struct group {
 	uint64_t first, end;   /* splits [first, end) */
 	uint64_t k0, v0;       /* first block of each plane */
-	uint32_t n_k, n_v;
+	uint32_t n_k, n_v;     /* n_v is 0 where V's rows lie in K's */
+	uint32_t v_at;	       /* V's first view */
 	uint32_t *blocks;      /* [n_k] then [n_v] */
 };
 
@@ -238,7 +239,7 @@ static void point_at_split(const struct pass *p, uint64_t split, uint32_t head, 
 	uint32_t n = left < KVT_SPLIT ? (uint32_t)left : KVT_SPLIT;
 
 	point_at_rows(p->a->views, p->g->k0, c->k_geom, first, n, r->k);
-	point_at_rows(p->a->views + p->g->n_k, p->g->v0, c->v_geom, first, n, r->v);
+	point_at_rows(p->a->views + p->g->v_at, p->g->v0, c->v_geom, first, n, r->v);
 	*s = (struct kvt_split_rows){
 		.first = first, .n = n, .heads = heads, .k = r->k, .v = r->v,
 		.k_offset = head * (c->k_geom->row_bytes / c->kv_heads),
@@ -388,7 +389,7 @@ static void make_group(const struct kvt_attend *a, const struct kvt_attend_call 
 	while (e < end && e - first < most) {
 		uint64_t row1 = (e + 1) * KVT_SPLIT < c->n_rows ? (e + 1) * KVT_SPLIT : c->n_rows;
 		uint32_t k = blocks_of(row0, row1, c->k_geom->block_rows);
-		uint32_t v = blocks_of(row0, row1, c->v_geom->block_rows);
+		uint32_t v = c->v_table == c->k_table ? 0 : blocks_of(row0, row1, c->v_geom->block_rows);
 
 		if (e > first && k + v > a->window)
 			break;
@@ -402,6 +403,7 @@ static void make_group(const struct kvt_attend *a, const struct kvt_attend_call 
 	g->v0 = row0 / c->v_geom->block_rows;
 	g->n_k = nk;
 	g->n_v = nv;
+	g->v_at = c->v_table == c->k_table ? 0 : nk;
 	memcpy(g->blocks, c->k_table + g->k0, nk * sizeof(uint32_t));
 	memcpy(g->blocks + nk, c->v_table + g->v0, nv * sizeof(uint32_t));
 }

@@ -28,7 +28,7 @@
 
 #define KVT_TILE 64   /* positions */
 #define KVT_SPLIT 256 /* positions; a multiple of KVT_TILE */
-#define KVT_HEAD_MAX 512
+#define KVT_HEAD_MAX 576 /* MLA: a latent of 512 and 64 rotated */
 #define KVT_SCORE_PARTS 8  /* no more than the least head size: no part is empty */
 #define KVT_FEW_ROWS 8	   /* of a KV head: for no more, rows of K and V are read once, in place, */
 #define KVT_HEADS_ROWS 32  /* and so many query rows of several KV heads in one go */

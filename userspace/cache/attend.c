@@ -11,6 +11,7 @@
 static int check_attn(struct kvt_cache *c, const struct kvt_attn *a, bool raw, struct kvt_attend_call *call)
 {
 	const struct kvt_plane *k, *v;
+	uint32_t v_dim;
 
 	if (a->k_plane >= c->n_planes || a->v_plane >= c->n_planes)
 		return kvt_fail(-EINVAL, "attention: planes %u and %u of %u", a->k_plane, a->v_plane, c->n_planes);
@@ -24,6 +25,10 @@ static int check_attn(struct kvt_cache *c, const struct kvt_attn *a, bool raw, s
 	if (k->head_dim < 8 || k->head_dim > KVT_HEAD_MAX || v->head_dim < 8 || v->head_dim > KVT_HEAD_MAX)
 		return kvt_fail(-EINVAL, "attention: head sizes %u and %u, 8 to %u expected", k->head_dim, v->head_dim,
 				KVT_HEAD_MAX);
+	v_dim = a->v_dim ? a->v_dim : v->head_dim;
+	if (v_dim < 8 || v_dim > v->head_dim || (v_dim < v->head_dim && v->heads > 1) || a->reserved)
+		return kvt_fail(-EINVAL, "attention: v_dim is %u of %u heads of %u, or reserved is %u: 8 or more of one head expected",
+				v_dim, v->heads, v->head_dim, a->reserved);
 	if (!a->n_heads || a->n_heads % k->heads)
 		return kvt_fail(-EINVAL, "attention: %u query heads are no multiple of %u KV heads", a->n_heads, k->heads);
 	if (a->n_heads > c->max_query_heads)
@@ -37,12 +42,12 @@ static int check_attn(struct kvt_cache *c, const struct kvt_attn *a, bool raw, s
 		return kvt_fail(-EINVAL, "attention: scale %g and softcap %g must be finite, softcap not negative",
 				(double)a->scale, (double)a->softcap);
 	if ((a->q_stride && a->q_stride < (uint64_t)a->n_heads * k->head_dim) ||
-	    (a->out_stride && a->out_stride < (uint64_t)a->n_heads * v->head_dim))
+	    (a->out_stride && a->out_stride < (uint64_t)a->n_heads * v_dim))
 		return kvt_fail(-EINVAL, "attention: q_stride %llu and out_stride %llu: at least %u heads of %u and %u elements, or 0",
 				(unsigned long long)a->q_stride, (unsigned long long)a->out_stride, a->n_heads, k->head_dim,
-				v->head_dim);
+				v_dim);
 	*call = (struct kvt_attend_call){
-		.shape = { .k_dim = k->head_dim, .v_dim = v->head_dim,
+		.shape = { .k_dim = k->head_dim, .v_dim = v_dim,
 			   .k_codec = kvt_codec_group(k->geom.codec) > 1 ? KVT_F32 : k->geom.codec,
 			   .v_codec = kvt_codec_group(v->geom.codec) > 1 ? KVT_F32 : v->geom.codec,
 			   .scale = a->scale ? a->scale : (float)(1.0 / sqrt(k->head_dim)), .softcap = a->softcap,
@@ -51,7 +56,7 @@ static int check_attn(struct kvt_cache *c, const struct kvt_attn *a, bool raw, s
 		.widen = kvt_codec_group(k->geom.codec) > 1 || kvt_codec_group(v->geom.codec) > 1,
 		.causal = a->flags & KVT_ATTN_CAUSAL, .window = a->window, .slopes = a->alibi, .sinks = a->sinks,
 		.q_stride = a->q_stride ? a->q_stride : (uint64_t)a->n_heads * k->head_dim,
-		.out_stride = a->out_stride ? a->out_stride : (uint64_t)a->n_heads * v->head_dim,
+		.out_stride = a->out_stride ? a->out_stride : (uint64_t)a->n_heads * v_dim,
 	};
 	return 0;
 }

@@ -466,6 +466,9 @@ static int attend_args(struct kvt_batch *b, const struct kvt_attn *a, const stru
 		return kvt_fail(-EINVAL, "attention: %u query heads are no multiple of %u KV heads", a->n_heads, k->heads);
 	if (a->flags & ~KVT_ATTN_CAUSAL)
 		return kvt_fail(-EINVAL, "attention: flags 0x%x: unknown bits", a->flags);
+	if (a->v_dim && a->v_dim != v->head_dim)
+		return kvt_fail(-EOPNOTSUPP, "attention: v_dim is %u: the GPU takes all %u elements of V's heads", a->v_dim,
+				v->head_dim);
 	if (!isfinite(a->scale) || !isfinite(a->softcap) || a->softcap < 0)
 		return kvt_fail(-EINVAL, "attention: scale %g and softcap %g must be finite, softcap not negative",
 				(double)a->scale, (double)a->softcap);

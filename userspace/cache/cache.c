@@ -18,6 +18,7 @@
 #include "base/err.h"
 #include "base/params.h"
 #include "cache/prefix.h"
+#include "cache/publish.h"
 #include "codec/codec.h"
 #include "kvtier-arena.h"
 #include "store/journal.h"
@@ -92,7 +93,8 @@ static int check_params(struct kvt_cache_params *p, bool least)
 	if (p->block_bytes % 4096 || p->block_bytes > 2u << 20)
 		return kvt_fail(-EINVAL, "block_bytes is %llu: a multiple of 4 KiB from 4 KiB to 2 MiB expected",
 				(unsigned long long)p->block_bytes);
-	if (p->flags & ~(KVT_CACHE_HUGEPAGES | KVT_CACHE_NO_WRITE_VERIFY | KVT_CACHE_NUMA_STRICT) || p->reserved2)
+	if (p->flags & ~(KVT_CACHE_HUGEPAGES | KVT_CACHE_NO_WRITE_VERIFY | KVT_CACHE_NUMA_STRICT | KVT_CACHE_PUBLISH) ||
+	    p->reserved2)
 		return kvt_fail(-EINVAL, "flags 0x%x, reserved2 %u: unknown bits", p->flags, p->reserved2);
 	if (p->policy >= KVT_POLICIES)
 		return kvt_fail(-EINVAL, "policy %u is unknown", p->policy);
@@ -222,7 +224,8 @@ static uint64_t ram_overhead(struct plan *plan)
 	plan->attend.frames = host < UINT32_MAX ? (uint32_t)host : UINT32_MAX;
 	plan->overhead = sizeof(struct kvt_cache) + plan->p.n_planes * sizeof(struct kvt_plane) +
 			 plan->p.max_seqs * sizeof(struct kvt_seq) + plan->tables_bytes +
-			 kvt_workers_bytes(plan->p.threads) + kvt_attend_bytes(&plan->attend) + plan->p.prefix_bytes;
+			 kvt_workers_bytes(plan->p.threads) + kvt_attend_bytes(&plan->attend) + plan->p.prefix_bytes +
+			 (plan->p.flags & KVT_CACHE_PUBLISH ? kvt_publish_bytes() : 0);
 	return plan->overhead + kvt_store_overhead(&plan->store) + kvt_host_overhead(&plan->host);
 }
 
@@ -461,6 +464,8 @@ static int build(struct kvt_cache *c, struct plan *plan)
 		ret = kvt_prefix_create(c, &plan->prefix, &c->prefix);
 	if (!ret && c->dir)
 		ret = kvt_keeper_start(c->prefix, c->dir, plan->store.frames[KVT_TIER_DISK], plan->log_max);
+	if (!ret && plan->p.flags & KVT_CACHE_PUBLISH && kvt_publish_start(c, &c->publish))
+		kvt_log(KVT_LOG_WARN, "%s: no other process can read its counters: %s", c->name, kvt_last_error());
 	return ret;
 }
 
@@ -468,6 +473,7 @@ void kvt_cache_destroy(struct kvt_cache *c)
 {
 	if (!c)
 		return;
+	kvt_publish_stop(c->publish);
 	kvt_prefix_destroy(c->prefix);
 	kvt_attend_destroy(c->attend);
 	kvt_workers_destroy(c->workers);

@@ -42,6 +42,7 @@ struct kvt_seq {
 
 struct kvt_prefix;
 struct kvt_dir;
+struct kvt_publish;
 
 struct kvt_cache {
 	struct kvt_budget budget[KVT_TIERS];
@@ -61,6 +62,7 @@ struct kvt_cache {
 	struct kvt_attend *attend;
 	struct kvt_prefix *prefix; /* or NULL */
 	struct kvt_dir *dir;	   /* where it outlives the process, or NULL */
+	struct kvt_publish *publish; /* or NULL */
 
 	pthread_mutex_t lock;
 	uint32_t alive; /* sequences */

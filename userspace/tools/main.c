@@ -97,6 +97,13 @@ static const struct command commands[] = {
 	  "  --cases FILE  a JSON list of cases: name, logits, params and, if wanted, history\n"
 	  "\n"
 	  "Prints a JSON list: name with kept, probs, logits_after and token, or with error.\n" },
+	{ "stat", cmd_stat, "what the caches of running processes hold and do",
+	  "usage: kvtier stat [PID] [--json]\n"
+	  "\n"
+	  "  --json  all counters, as one JSON list\n"
+	  "\n"
+	  "The caches of one process, or of all that are yours: kvtier run, llama.cpp with the plug-in, and programs that ask\n"
+	  "for it. Exit code 1 for a process that has none.\n" },
 	{ "store", cmd_store, "look after a directory that keeps chunks for later runs",
 	  "usage: kvtier store ls|verify|compact|rm DIR [--json]\n"
 	  "\n"

@@ -189,6 +189,7 @@ static int create_cache(struct run *r)
 	p.io = (uint32_t)r->o.io;
 	p.backend = (uint32_t)r->o.backend;
 	p.policy = (uint32_t)r->o.policy;
+	p.flags = KVT_CACHE_PUBLISH;
 	if (r->o.store) {
 		ref_fingerprint(r->model, r->fingerprint);
 		p.store_dir = r->o.store;

@@ -15,6 +15,7 @@ int bench_load(int argc, char **argv); /* kvtier bench load */
 int cmd_inspect(int argc, char **argv);
 int cmd_sample(int argc, char **argv);
 int cmd_pools(int argc, char **argv);
+int cmd_stat(int argc, char **argv);
 int cmd_store(int argc, char **argv);
 int cmd_replay(int argc, char **argv);
 

@@ -2,7 +2,8 @@
 /*
  * FLASH_ATTN_EXT over KV tensors. Two layouts of K and V are understood: all
  * heads of a position in one row (llama.cpp's caches), and a plane for each
- * head. Each stream, and in the second layout each head, is one call.
+ * head. Each stream, and in the second layout each head, is one call. With
+ * latent attention V is the beginning of K's rows.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention/kernel.h"
 #include "base/err.h"
 #include "codec/codec.h"
 #include "engines/ggml/internal.h"
@@ -18,7 +20,8 @@
 
 enum layout { NONE, HEADS_IN_ROW, HEAD_PLANES };
 
-static enum layout layout_of(const struct kg_view *v)
+/* @part: of the one head's rows only the beginning may be read. */
+static enum layout layout_of(const struct kg_view *v, bool part)
 {
 	uint64_t head = kvt_codec_bytes(v->type, (uint64_t)v->ne[0]), plane = v->rows * v->row_bytes;
 
@@ -27,6 +30,8 @@ static enum layout layout_of(const struct kg_view *v)
 		return NONE;
 	if (head * (uint64_t)v->ne[2] == v->row_bytes && (v->ne[2] == 1 || v->nb[2] == head))
 		return HEADS_IN_ROW;
+	if (part && v->ne[2] == 1 && head < v->row_bytes)
+		return HEADS_IN_ROW;
 	return head == v->row_bytes && v->nb[2] % plane == 0 ? HEAD_PLANES : NONE;
 }
 
@@ -34,8 +39,9 @@ bool kg_attention_fits(const struct kg_attention *a)
 {
 	const struct kg_view *q = &a->q, *k = &a->k, *v = &a->v;
 
-	return q->type == KVT_F32 && a->out.type == KVT_F32 && q->nb[0] == 4 && layout_of(k) && layout_of(k) == layout_of(v) &&
-	       k->ne[0] >= 8 && k->ne[0] <= 512 && v->ne[0] >= 8 && v->ne[0] <= 512 && q->ne[0] == k->ne[0] &&
+	return q->type == KVT_F32 && a->out.type == KVT_F32 && q->nb[0] == 4 && layout_of(k, false) &&
+	       layout_of(k, false) == layout_of(v, true) && k->ne[0] >= 8 && k->ne[0] <= KVT_HEAD_MAX && v->ne[0] >= 8 &&
+	       v->ne[0] <= KVT_HEAD_MAX && q->ne[0] == k->ne[0] &&
 	       k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] && k->ne[3] == v->ne[3] && q->ne[3] == k->ne[3] &&
 	       q->ne[2] % k->ne[2] == 0 && a->scale != 0 &&
 	       (!a->has_mask || (a->mask.type == KVT_F16 && a->mask.ne[2] == 1 && a->mask.nb[0] == 2)) &&
@@ -117,7 +123,7 @@ static uint32_t plane_of(const struct kg_view *v, int64_t head, int64_t stream)
 int kg_attention(const struct kg_attention *a)
 {
 	const struct kg_view *k = &a->k, *v = &a->v;
-	enum layout layout = layout_of(k);
+	enum layout layout = layout_of(k, false);
 	uint32_t heads = (uint32_t)a->q.ne[2], groups = layout == HEAD_PLANES ? (uint32_t)k->ne[2] : 1;
 	uint64_t q_bytes = piece_bytes(a, a->q.ne[0]), out_bytes = piece_bytes(a, a->out.ne[0]);
 	struct call c = { .a = a, .attn = KVT_INIT(c.attn), .heads = heads / groups };
@@ -142,6 +148,7 @@ int kg_attention(const struct kg_attention *a)
 	c.attn.scale = a->scale;
 	c.attn.softcap = a->softcap;
 	c.attn.n_heads = c.heads;
+	c.attn.v_dim = (uint32_t)v->ne[0];
 	for (c.stream = 0; c.stream < a->q.ne[3] && !ret; c.stream++)
 		for (uint32_t g = 0; g < groups && !ret; g++) {
 			c.head = g * c.heads;
