@@ -310,7 +310,7 @@ START_TEST(budgets_and_threads_do_not_matter)
 	static const struct {
 		uint64_t ram, disk;
 		uint32_t threads;
-	} how[] = { { 8 << 20, 0, 3 }, { 1400 << 10, 2 << 20, 1 }, { 8 << 20, 2 << 20, 4 } };
+	} how[] = { { 8 << 20, 0, 3 }, { 1560 << 10, 2 << 20, 1 }, { 8 << 20, 2 << 20, 4 } };
 
 	make_problem(KVT_F16, true, 16 << 20, 0, 1);
 	ck_assert_int_eq(kg_attention(&p.a), 0);

@@ -13,10 +13,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "attention/kernel.h"
 #include "base/err.h"
 #include "codec/codec.h"
 
-#define HEAD_MAX 512 /* the largest head that attention takes */
 #define PIECE (256u << 10) /* bytes that pass through scratch at a time */
 #define ROWS_AT_ONCE 256
 #define PLANES_MAX 4096 /* of a tensor; one of more is one long plane, which attention does not take */
@@ -33,6 +33,7 @@ void kg_setup(const struct kg_config *c)
 	config = *c;
 	config.cache.disk_dir = *config.disk_dir ? config.disk_dir : NULL;
 	config.cache.name = *config.name ? config.name : "llama.cpp";
+	config.cache.flags |= KVT_CACHE_PUBLISH;
 	/* the planes are raw: there are no sequences */
 	config.cache.max_seqs = config.cache.max_tokens = 1;
 	config.cache.gpu_bytes /= config.caches;
@@ -143,9 +144,19 @@ static bool begins(const char *name, const char *with)
 	return !strncmp(name, with, strlen(with));
 }
 
+static bool is_kv_name(const char *name)
+{
+	return begins(name, "cache_k") || begins(name, "cache_v");
+}
+
+bool kg_is_state(const char *name)
+{
+	return (begins(name, "cache_") && !is_kv_name(name)) || begins(name, "dsv4_");
+}
+
 int kg_tensor_wanted(const char *name, uint32_t type, const char *type_name)
 {
-	bool kv = begins(name, "cache_k") || begins(name, "cache_v");
+	bool kv = is_kv_name(name);
 
 	if (kv && type == KVT_F32)
 		return kvt_fail(-EOPNOTSUPP, "%s is f32, which llama.cpp converts before attention, past this plug-in: use -ctk and -ctv f16, bf16, q8_0 or q4_0", name);
@@ -158,7 +169,7 @@ int kg_tensor_wanted(const char *name, uint32_t type, const char *type_name)
 static void plane_params(const struct kg_tensor *t, struct kvt_plane_params *p)
 {
 	uint32_t group = kvt_codec_group(t->codec);
-	uint64_t dim = t->heads ? t->elements / t->heads : t->elements < HEAD_MAX ? t->elements : HEAD_MAX;
+	uint64_t dim = t->heads ? t->elements / t->heads : t->elements < KVT_HEAD_MAX ? t->elements : KVT_HEAD_MAX;
 	const char *layer = strstr(t->name, "_l");
 
 	while (t->elements % dim || dim % group)

@@ -58,6 +58,9 @@ int kg_buffer_create(uint64_t bytes, struct kg_buffer **buffer);
 void kg_buffer_free(struct kg_buffer *buffer);
 uint8_t *kg_buffer_base(const struct kg_buffer *buffer);
 
+/* Is it one of what models keep beside K and V: recurrent states, indexes? It stays in plain memory. */
+bool kg_is_state(const char *name);
+
 /* May a tensor of this name and type be a KV tensor? 0: no; 1: yes; negative: it is one, and is refused. */
 int kg_tensor_wanted(const char *name, uint32_t type, const char *type_name);
 

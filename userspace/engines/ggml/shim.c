@@ -88,7 +88,8 @@ static bool is_kv(const struct ggml_tensor *t)
 {
 	const struct ggml_tensor *root = root_of(t);
 
-	return kv_of(t) || (is_ours(root) && !root->data && root->op == GGML_OP_NONE && !strncmp(root->name, "cache_", 6));
+	return kv_of(t) || (is_ours(root) && !root->data && root->op == GGML_OP_NONE &&
+			   (kg_is_state(root->name) || !strncmp(root->name, "cache_", 6)));
 }
 
 /* A KV tensor, or what may become one: before buffers are there, any tensor that no operation has made. */
@@ -309,7 +310,7 @@ static int refuse(const struct ggml_tensor *t)
 		if (t->src[i] && kv_of(t->src[i]))
 			name = root_of(t->src[i])->name;
 	if (is(t, "MUL_MAT") || is(t, "CONT") || is(t, "SOFT_MAX"))
-		hint = "this is how llama.cpp computes without flash attention: start it with -fa on";
+		hint = "this is how llama.cpp computes without flash attention: start it with -fa on, or, where this model has none, without -dev " DEVICE;
 	return kvt_fail(-EOPNOTSUPP, "%s of %s is not among what runs here: %s", ggml.ggml_op_name(t->op), name, hint);
 }
 
@@ -452,14 +453,14 @@ static void buffer_clear(kg_buf_t buf, uint8_t value)
 		say_error("clear");
 }
 
-/* Is the buffer that this thread asks for next one of recurrent states? They stay where they are without us. */
-static _Thread_local bool recurrent;
+/* Is the buffer that this thread asks for next one of states? They stay where they are without us. */
+static _Thread_local bool state;
 
 /* ggml asks this of each tensor, and then for a buffer for all of them. */
 static size_t buft_alloc_size(kg_buft_t type, kg_const_tensor t)
 {
 	(void)type;
-	recurrent = !strncmp(t->name, "cache_r", 7) || !strncmp(t->name, "cache_s", 7);
+	state = kg_is_state(t->name);
 	return ggml.ggml_nbytes(t);
 }
 
@@ -478,9 +479,9 @@ static kg_buf_t buft_alloc(kg_buft_t type, size_t bytes)
 	};
 	struct kg_buffer *b;
 
-	if (recurrent && bytes) {
-		recurrent = false;
-		kvt_log(KVT_LOG_WARN, "this model has recurrent states: %zu bytes of them are in plain memory, which no budget counts",
+	if (state && bytes) {
+		state = false;
+		kvt_log(KVT_LOG_WARN, "this model has states beside K and V: %zu bytes of them are in plain memory, which no budget counts",
 			bytes);
 		return ggml.ggml_backend_buft_alloc_buffer(cpu_buft, bytes);
 	}
