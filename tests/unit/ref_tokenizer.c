@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "engines/ref/engine.h"
+#include "lib/rounds.h"
 #include "lib/weightfile.h"
 
 static const struct ref_config byte_config = { .vocab = 260, .bos = 256, .n_eos = 1, .eos = { 257 } };
@@ -193,7 +194,7 @@ START_TEST(pieces_as_defined)
 	uint32_t want[256], *ids, n, seed = 7;
 	char text[128];
 
-	for (int round = 0; round < 3000; round++) {
+	for (uint32_t round = test_rounds(3000, 1500, 300); round; round--) {
 		size_t len = 0;
 
 		for (uint32_t letter = 0; letter < 1 + seed % 30; letter++) {
@@ -221,7 +222,7 @@ START_TEST(any_bytes_come_back)
 	uint32_t seed = 3;
 	char text[64];
 
-	for (int round = 0; round < 3000; round++) {
+	for (uint32_t round = test_rounds(3000, 1500, 300); round; round--) {
 		size_t len = (seed >> 8) % sizeof(text);
 
 		for (size_t i = 0; i < len; i++) {

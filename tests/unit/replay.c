@@ -413,7 +413,7 @@ int main(void)
 	tcase_add_loop_test(c, no_policy_beats_the_optimum, 0, 5);
 	tcase_add_test(c, a_tier_that_is_slower_than_computing_is_skipped);
 	tcase_add_loop_test(c, auto_on_made_traces, 0, SHAPES);
-	tcase_add_loop_test(c, auto_on_real_traces, 0, 7);
+	tcase_add_loop_test(c, auto_on_real_traces, 0, (int)test_rounds(7, 3, 2));
 	suite_add_tcase(s, c);
 	srunner_run_all(r, CK_NORMAL);
 	failed = srunner_ntests_failed(r);
