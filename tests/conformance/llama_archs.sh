@@ -15,7 +15,7 @@ log=$TMPDIR/log
 # on_device PATTERN: what the test says
 on_device() {
 	tiered KVTIER_RAM_BYTES=1G KVTIER_CACHES=8 KVTIER_THREADS=1 KVTIER_LOG=info \
-		timeout 600 test-llama-archs -b KVTIER0 -a "$1" 2>&1
+		timeout 3600 test-llama-archs -b KVTIER0 -a "$1" 2>&1
 }
 
 # shellcheck disable=SC2086 # words
