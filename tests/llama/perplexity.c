@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * perplexity MODEL TEXT TOKENS DEVICE TYPE_K TYPE_V: by llama.cpp's library, over
- * one context of the text's first TOKENS; DEVICE "-" is none. Prints the
- * perplexity of the second half, and a digest of all its logits' bits.
+ * perplexity MODEL TEXT TOKENS DEVICE TYPE_K TYPE_V [MORE]: by llama.cpp's
+ * library, over one context of the text's first TOKENS; DEVICE "-" is none.
+ * Prints the perplexity of the second half, and a digest of all its logits'
+ * bits; then the likeliest MORE tokens that follow.
  */
 #include <llama.h>
 #include <math.h>
@@ -27,13 +28,34 @@ static enum ggml_type type_of(const char *name)
 	exit(2);
 }
 
+/* The likeliest token, and on from it. */
+static void go_on(struct llama_context *ctx, const struct llama_vocab *vocab, int more)
+{
+	for (; more; more--) {
+		const float *l = llama_get_logits_ith(ctx, -1);
+		llama_token best = 0;
+		char piece[64];
+		int n;
+
+		for (int v = 1; v < llama_vocab_n_tokens(vocab); v++)
+			best = l[v] > l[best] ? v : best;
+		n = llama_token_to_piece(vocab, best, piece, sizeof(piece), 0, false);
+		fwrite(piece, 1, n > 0 ? (size_t)n : 0, stdout);
+		if (llama_decode(ctx, llama_batch_get_one(&best, 1))) {
+			fprintf(stderr, "not decoded\n");
+			exit(1);
+		}
+	}
+	putchar('\n');
+}
+
 int main(int argc, char **argv)
 {
 	enum { BATCH = 512 };
 	struct llama_model_params mp = llama_model_default_params();
 	struct llama_context_params cp = llama_context_default_params();
 	ggml_backend_dev_t devices[2] = { NULL, NULL };
-	int tokens = argc == 7 ? atoi(argv[3]) : 0, n, scored = 0;
+	int tokens = argc >= 7 ? atoi(argv[3]) : 0, more = argc > 7 ? atoi(argv[7]) : 0, n, scored = 0;
 	uint64_t digest = 14695981039346656037ull;
 	static char text[1 << 20];
 	llama_token *token;
@@ -43,7 +65,7 @@ int main(int argc, char **argv)
 	FILE *f;
 
 	if (tokens < 2 || !(f = fopen(argv[2], "r")))
-		return fprintf(stderr, "usage: perplexity MODEL TEXT TOKENS DEVICE TYPE_K TYPE_V\n"), 2;
+		return fprintf(stderr, "usage: perplexity MODEL TEXT TOKENS DEVICE TYPE_K TYPE_V [MORE]\n"), 2;
 	text[fread(text, 1, sizeof(text) - 1, f)] = '\0';
 	fclose(f);
 	llama_log_set(quiet, NULL);
@@ -55,7 +77,7 @@ int main(int argc, char **argv)
 	model = llama_model_load_from_file(argv[1], mp);
 	if (!model)
 		return 1;
-	cp.n_ctx = (uint32_t)tokens;
+	cp.n_ctx = (uint32_t)(tokens + more);
 	cp.n_batch = cp.n_ubatch = BATCH;
 	cp.n_threads = cp.n_threads_batch = 1;
 	cp.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
@@ -102,6 +124,8 @@ int main(int argc, char **argv)
 		llama_batch_free(b);
 	}
 	printf("%.5f %016llx\n", exp(sum / scored), (unsigned long long)digest);
+	if (more > 0)
+		go_on(ctx, llama_model_get_vocab(model), more);
 	llama_free(ctx);
 	llama_model_free(model);
 	free(token);
