@@ -555,6 +555,8 @@ struct kvt_stats {
 	uint64_t warm_blocks;	   /* blocks found in a warm pool, and verified */
 	uint64_t gpu_lost;	   /* 1: the GPU is gone since (a fault, a suspend); the gpu tier is empty and stays so */
 	uint64_t gpu_dropped;	   /* blocks that were there then; those with a copy on disk go on from it */
+	uint64_t demotions;	   /* blocks that made room by going down to the next memory tier */
+	uint64_t disk_read_ns;	   /* time in which reads from disk were under way */
 };
 
 /* Fill @stats (its size set). Exact when the cache is at rest. */

@@ -254,6 +254,205 @@ START_TEST(flipped_on_the_way)
 }
 END_TEST
 
+/* ---- going down ---- */
+
+/* Blocks of 16 rows that say who they are, in a store with these frames; without disk slots, none can ever be written. */
+struct steps {
+	struct kvt_budget budget[KVT_TIERS];
+	struct kvt_plane_geom planes[MODEL_PLANES];
+	struct kvt_store_params p;
+	struct kvt_store *store;
+	uint32_t block[24], n;
+};
+
+static void steps_open(struct steps *s, uint32_t gpu, uint32_t pinned, uint32_t ram, uint32_t disk,
+		       const struct kvt_policy_ops *policy)
+{
+	struct kvt_budget few[KVT_TIERS] = FEW_BYTES;
+
+	memset(s, 0, sizeof(*s));
+	memcpy(s->budget, few, sizeof(few));
+	few_frames(&s->p, s->budget, s->planes);
+	memcpy(s->p.frames, (uint32_t[KVT_TIERS]){ gpu, pinned, ram, disk }, sizeof(s->p.frames));
+	s->p.headroom = disk ? 2 : 0;
+	s->p.policy = policy;
+	s->p.writeback_bytes_per_s = 1; /* only for who waits */
+	ck_assert_msg(!kvt_store_create(&s->p, &s->store), "%s", kvt_last_error());
+}
+
+static void steps_close(struct steps *s)
+{
+	ck_assert_msg(!kvt_store_check(s->store), "%s", kvt_last_error());
+	for (uint32_t i = 0; i < s->n; i++)
+		kvt_store_put(s->store, s->block[i]);
+	kvt_store_destroy(s->store);
+	kvt_host_close(s->p.host);
+	close_mock(s->p.gpu);
+}
+
+static void steps_write(struct steps *s, uint32_t n)
+{
+	uint8_t rows[4096];
+	struct kvt_rows src = { .data = rows, .type = KVT_ENCODED, .stride = s->planes[0].row_bytes };
+
+	for (; n--; s->n++) {
+		memset(rows, (int)(s->n + 1), sizeof(rows));
+		ck_assert(!kvt_store_alloc(s->store, 0, &s->block[s->n]));
+		ck_assert_msg(!kvt_store_write(s->store, s->block[s->n], 0, 16, &src), "block %u: %s", s->n, kvt_last_error());
+	}
+}
+
+static void steps_verify(struct steps *s)
+{
+	struct kvt_view view;
+
+	for (uint32_t i = 0; i < s->n; i++) {
+		kvt_store_borrow_begin(s->store, &s->block[i], 1);
+		ck_assert_msg(!kvt_store_borrow_wait(s->store, &s->block[i], 1, &view), "block %u: %s", i, kvt_last_error());
+		ck_assert_uint_eq(view.data[5], i + 1);
+		kvt_store_return(s->store, &s->block[i], 1);
+	}
+}
+
+static struct kvt_stats steps_stats(struct steps *s)
+{
+	struct kvt_stats st = KVT_INIT(st);
+
+	kvt_store_stats(s->store, &st);
+	return st;
+}
+
+static enum kvt_tier steps_tier(struct steps *s, uint32_t i)
+{
+	enum kvt_tier tier;
+
+	kvt_store_frame(s->store, s->block[i], &tier);
+	return tier;
+}
+
+/* Who makes room in the gpu tier goes to pinned memory, who makes room there to RAM; nothing is read from disk again. */
+START_TEST(each_tier_gives_to_the_next)
+{
+	struct kvt_stats before, st;
+	struct steps s;
+
+	steps_open(&s, 4, 4, 4, 16, &kvt_policy_lru);
+	steps_write(&s, 11); /* 0-3 on the gpu, 4-7 pinned, 8-10 in RAM, where one frame is left */
+	ck_assert(!kvt_store_flush(s.store));
+	before = steps_stats(&s);
+	ck_assert_int_eq(kvt_store_move(s.store, &s.block[10], 1, KVT_TIER_GPU), 1);
+	st = steps_stats(&s);
+	ck_assert_int_eq(steps_tier(&s, 10), KVT_TIER_GPU);
+	ck_assert_int_eq(steps_tier(&s, 0), KVT_TIER_PINNED);
+	ck_assert_int_eq(steps_tier(&s, 4), KVT_TIER_RAM);
+	ck_assert_uint_eq(st.demotions - before.demotions, 2);
+	ck_assert_uint_eq(st.evictions, before.evictions);
+	/* all full: the one that was used longest ago leaves memory, where it is in RAM, and the others move up behind it */
+	steps_write(&s, 1);
+	ck_assert(!kvt_store_flush(s.store));
+	ck_assert_int_eq(steps_tier(&s, 11), KVT_TIER_RAM);
+	kvt_store_borrow_begin(s.store, s.block, 4); /* so that it is 4, in RAM */
+	kvt_store_borrow_drop(s.store, s.block, 4);
+	before = steps_stats(&s);
+	ck_assert_int_eq(kvt_store_move(s.store, &s.block[9], 1, KVT_TIER_GPU), 1);
+	st = steps_stats(&s);
+	ck_assert_int_eq(steps_tier(&s, 4), KVT_TIER_DISK);
+	ck_assert_uint_eq(st.evictions - before.evictions, 1);
+	ck_assert_uint_eq(st.demotions - before.demotions, 2);
+	ck_assert_uint_eq(st.disk_reads, 0);
+	ck_assert_uint_eq(st.tier[KVT_TIER_GPU].blocks, 4);
+	ck_assert_uint_eq(st.tier[KVT_TIER_PINNED].blocks, 4);
+	steps_verify(&s);
+	steps_close(&s);
+}
+END_TEST
+
+/* Without a disk tier what is written nowhere else goes down as well, and nothing is lost. */
+START_TEST(goes_down_without_a_disk)
+{
+	const struct kvt_policy_ops *const policies[] = { &kvt_policy_lru, &kvt_policy_s3fifo, &kvt_policy_scan,
+							  &kvt_policy_auto };
+	uint32_t stay = 0;
+	struct kvt_stats st;
+	struct steps s;
+
+	steps_open(&s, 4, 3, 5, 0, policies[_i]);
+	steps_write(&s, 11);
+	for (uint32_t i = 0; i < 60; i++)
+		ck_assert_int_eq(kvt_store_move(s.store, &s.block[i * 7 % 11], 1, KVT_TIER_GPU), 1);
+	st = steps_stats(&s);
+	ck_assert_uint_gt(st.demotions, 30);
+	ck_assert_uint_eq(st.evictions, 0);
+	ck_assert_uint_eq(st.blocks_lost, 0);
+	steps_verify(&s);
+	/* and where there is no room anywhere, a block stays where it is */
+	steps_write(&s, 1);
+	while (stay < s.n && steps_tier(&s, stay) == KVT_TIER_GPU)
+		stay++;
+	ck_assert_int_eq(kvt_store_move(s.store, &s.block[stay], 1, KVT_TIER_GPU), 0);
+	ck_assert_int_eq(kvt_store_flush(s.store), -ENOSPC);
+	kvt_store_put(s.store, s.block[--s.n]);
+	steps_verify(&s);
+	steps_close(&s);
+}
+END_TEST
+
+/* What is not written yet goes down no further than leaves the frames that reading needs. */
+START_TEST(headroom_is_not_eaten)
+{
+	uint32_t dirty = 0;
+	struct steps s;
+
+	steps_open(&s, 6, 0, 6, 32, &kvt_policy_lru);
+	steps_write(&s, 4);
+	ck_assert(!kvt_store_flush(s.store));
+	ck_assert_int_eq(kvt_store_move(s.store, s.block, 4, KVT_TIER_DISK), 4);
+	steps_write(&s, 10); /* six on the gpu, and four of the six host frames: as many as may be dirty */
+	for (uint32_t i = 0; i < 4; i++)
+		kvt_store_move(s.store, &s.block[i], 1, KVT_TIER_GPU);
+	for (uint32_t i = 4; i < 14; i++)
+		dirty += steps_tier(&s, i) == KVT_TIER_RAM && kvt_store_slot(s.store, s.block[i]) == KVT_NO_BLOCK;
+	ck_assert_msg(dirty <= 4, "%u of 6 frames hold what is not written, and 2 are for reading", dirty);
+	steps_verify(&s);
+	steps_close(&s);
+}
+END_TEST
+
+/* One block more than the gpu tier holds, each used in turn by kernels: most stay, where LRU moves every one each time. */
+static double moves_a_round(const struct kvt_policy_ops *policy)
+{
+	uint64_t before = 0;
+	struct steps s;
+	uint64_t at;
+
+	steps_open(&s, 8, 0, 8, 0, policy);
+	steps_write(&s, 9);
+	for (uint32_t round = 0; round < 60; round++) {
+		if (round == 40)
+			before = steps_stats(&s).moves;
+		for (uint32_t i = 0; i < 9; i++) {
+			ck_assert_msg(!kvt_store_pin(s.store, &s.block[i], 1, &at), "%s", kvt_last_error());
+			kvt_store_unpin(s.store, &s.block[i], 1);
+		}
+	}
+	before = steps_stats(&s).moves - before;
+	steps_verify(&s);
+	steps_close(&s);
+	return (double)before / 20;
+}
+
+START_TEST(no_thrash_at_the_edge)
+{
+	double lru = moves_a_round(&kvt_policy_lru), scan = moves_a_round(&kvt_policy_scan);
+	double learned = moves_a_round(&kvt_policy_auto);
+
+	printf("9 blocks in 8 frames: moves a round: lru %.1f, scan %.1f, auto %.1f\n", lru, scan, learned);
+	ck_assert_msg(lru > 16, "LRU is better than it was thought to be");
+	ck_assert(scan <= 4.5);
+	ck_assert(learned <= 4.5);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("store_gpu");
@@ -268,6 +467,10 @@ int main(void)
 	tcase_add_test(t, goes_on_without_the_device);
 	tcase_add_test(t, the_disk_has_what_the_device_had);
 	tcase_add_loop_test(t, flipped_on_the_way, 0, 3);
+	tcase_add_test(t, each_tier_gives_to_the_next);
+	tcase_add_loop_test(t, goes_down_without_a_disk, 0, 4);
+	tcase_add_test(t, headroom_is_not_eaten);
+	tcase_add_test(t, no_thrash_at_the_edge);
 	suite_add_tcase(s, t);
 	srunner_run_all(r, CK_NORMAL);
 	failed = srunner_ntests_failed(r);

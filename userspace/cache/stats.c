@@ -110,6 +110,8 @@ int64_t kvt_cache_stats_json(struct kvt_cache *c, char *buf, size_t bytes)
 	COUNT(warm_blocks);
 	COUNT(gpu_lost);
 	COUNT(gpu_dropped);
+	COUNT(demotions);
+	COUNT(disk_read_ns);
 #undef COUNT
 	if (c->prefix)
 		json_object_set_new(root, "prefix", prefix_json(c));

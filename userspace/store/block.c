@@ -103,19 +103,6 @@ void kvt_store_unhold(struct kvt_store *s, uint32_t block)
 	kvt_store_settle(s, block);
 }
 
-int kvt_store_wait_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame)
-{
-	uint64_t since = s->write_errors;
-	int ret;
-
-	while ((ret = kvt_store_take_frame(s, tiers, tier, frame)) == -EAGAIN) {
-		ret = kvt_store_wait_room(s, since);
-		if (ret)
-			break;
-	}
-	return ret;
-}
-
 static uint8_t *frame_data(const struct kvt_store *s, uint32_t tier, uint32_t frame)
 {
 	if (tier == KVT_TIER_GPU)
@@ -123,11 +110,13 @@ static uint8_t *frame_data(const struct kvt_store *s, uint32_t tier, uint32_t fr
 	return kvt_store_host_frame(s, tier, frame);
 }
 
+typedef int take_fn(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame);
+
 /*
- * Move a block at rest from its frame to one of @tiers: copy, verify, publish,
+ * Move a block at rest from its frame to one of @tiers, which @take finds: copy, verify, publish,
  * release. Others' holds on it are of calls that wait for it to be readable.
  */
-static int move_frame(struct kvt_store *s, uint32_t block, uint32_t tiers, bool wait)
+static int move_frame(struct kvt_store *s, uint32_t block, uint32_t tiers, take_fn *take)
 {
 	struct block *b = &s->blocks[block];
 	const struct kvt_plane_geom *g = &s->planes[b->plane];
@@ -137,7 +126,7 @@ static int move_frame(struct kvt_store *s, uint32_t block, uint32_t tiers, bool 
 
 	b->state = B_MOVING;
 	s->policy_ops->busy(s->policy, block);
-	ret = wait ? kvt_store_wait_frame(s, tiers, &tier, &frame) : kvt_store_take_frame(s, tiers, &tier, &frame);
+	ret = take(s, tiers, &tier, &frame);
 	if (ret)
 		goto out;
 	pthread_mutex_unlock(&s->lock);
@@ -173,6 +162,103 @@ out:
 	return ret;
 }
 
+/* ---- room: what leaves a memory tier goes to the next one below that has frames ---- */
+
+static bool free_in(const struct kvt_store *s, uint32_t tiers)
+{
+	for (uint32_t t = 0; t < KVT_TIER_DISK; t++)
+		if ((tiers >> t & 1) && s->frames[t].n)
+			return true;
+	return false;
+}
+
+/* The block of @tiers that should leave it. What is dirty takes no host frames that are left for reading. */
+static uint32_t who_goes(const struct kvt_store *s, uint32_t tiers)
+{
+	uint32_t victim = s->policy_ops->victim(s->policy, tiers, true);
+
+	if (victim != KVT_POLICY_NONE)
+		return victim;
+	victim = s->policy_ops->victim(s->policy, tiers, false);
+	if (victim == KVT_POLICY_NONE || (s->blocks[victim].tier == KVT_TIER_GPU && !kvt_store_may_dirty(s)))
+		return NONE;
+	return victim;
+}
+
+/* Out of one of @tiers into a free frame of @to. */
+static bool pass_one(struct kvt_store *s, uint32_t tiers, uint32_t to)
+{
+	uint32_t victim = who_goes(s, tiers);
+	uint32_t from;
+	bool dirty;
+	int ret;
+
+	if (victim == NONE)
+		return false;
+	from = s->blocks[victim].tier;
+	dirty = s->blocks[victim].dirty && s->blocks[victim].tier == KVT_TIER_GPU;
+	s->changing += dirty;
+	ret = move_frame(s, victim, 1u << to, kvt_store_take_free);
+	s->changing -= dirty;
+	s->st.demotions += !ret && to > from;
+	return !ret;
+}
+
+/*
+ * Room in @tiers, if those below can take something: where all of those are full, what is worth least of all
+ * leaves memory, unless it is in @tiers itself and makes the room; then each tier gives a block to
+ * the one below it, up to @tiers. The lock is let go over the copies. False: no room was made.
+ */
+static bool make_room(struct kvt_store *s, uint32_t tiers)
+{
+	uint32_t lowest = 31 - (uint32_t)__builtin_clz(tiers), to, from, victim, below = 0;
+
+	for (uint32_t t = lowest + 1; t < KVT_TIER_DISK; t++)
+		below |= s->frames[t].total ? 1u << t : 0;
+	for (to = lowest + 1; to < KVT_TIER_DISK && !s->frames[to].n; to++)
+		;
+	if (to >= KVT_TIER_DISK && !s->file) { /* nothing leaves memory: but a faster tier may have room */
+		for (to = 0; to < lowest && (!s->frames[to].n || (tiers >> to & 1)); to++)
+			;
+		return to < lowest && pass_one(s, tiers, to);
+	}
+	if (to >= KVT_TIER_DISK) {
+		victim = below ? s->policy_ops->victim(s->policy, tiers | below, true) : KVT_POLICY_NONE;
+		if (victim == KVT_POLICY_NONE || !(below >> s->blocks[victim].tier & 1))
+			return false;
+		to = s->blocks[victim].tier;
+		kvt_store_evict(s, victim);
+	}
+	for (; to > lowest; to = from) {
+		for (from = to - 1; from > lowest && !s->frames[from].total; from--)
+			;
+		if (!pass_one(s, from > lowest ? 1u << from : tiers, to))
+			return false;
+	}
+	return true;
+}
+
+int kvt_store_find_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame)
+{
+	if (!kvt_store_take_free(s, tiers, tier, frame))
+		return 0;
+	make_room(s, tiers);
+	return kvt_store_take_frame(s, tiers, tier, frame);
+}
+
+int kvt_store_wait_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame)
+{
+	uint64_t since = s->write_errors;
+	int ret;
+
+	while ((ret = kvt_store_find_frame(s, tiers, tier, frame)) == -EAGAIN) {
+		ret = kvt_store_wait_room(s, since);
+		if (ret)
+			break;
+	}
+	return ret;
+}
+
 static int load_error(struct kvt_store *s, uint32_t block, int err)
 {
 	const struct block *b = &s->blocks[block];
@@ -191,6 +277,7 @@ static uint32_t readable_tiers(const struct kvt_store *s)
 
 int kvt_store_wait_resident(struct kvt_store *s, uint32_t block, uint32_t tiers)
 {
+	const uint32_t hosts = tiers & HOST_TIERS ? tiers & HOST_TIERS : HOST_TIERS;
 	struct block *b = &s->blocks[block];
 	uint64_t since = s->write_errors;
 	int ret;
@@ -218,12 +305,14 @@ int kvt_store_wait_resident(struct kvt_store *s, uint32_t block, uint32_t tiers)
 				kvt_store_wait_change(s);
 				continue;
 			}
-			ret = move_frame(s, block, tiers, true);
+			ret = move_frame(s, block, tiers, kvt_store_wait_frame);
 			if (ret && !s->gpu_lost)
 				return ret;
 			continue;
 		}
-		ret = kvt_store_load(s, block, tiers & HOST_TIERS ? tiers : HOST_TIERS);
+		if (!free_in(s, hosts) && make_room(s, hosts)) /* the lock was let go */
+			continue;
+		ret = kvt_store_load(s, block, hosts);
 		if (ret) {
 			ret = kvt_store_wait_room(s, since);
 			if (ret)
@@ -642,7 +731,7 @@ static int move_one(struct kvt_store *s, uint32_t block, enum kvt_tier tier)
 	if (b->tier != tier) {
 		if (b->holds)
 			return 0;
-		ret = move_frame(s, block, 1u << tier, false);
+		ret = move_frame(s, block, 1u << tier, kvt_store_find_frame);
 		if (ret == -ENODEV) /* to be had from below, or lost */
 			return move_one(s, block, tier);
 		if (ret)
@@ -707,7 +796,7 @@ static void move_together(struct kvt_store *s, const uint32_t *blocks, uint32_t 
 		from = b->frame;
 		b->state = B_MOVING;
 		s->policy_ops->busy(s->policy, blocks[i]);
-		if (kvt_store_take_frame(s, 1u << tier, &got, &frame)) {
+		if (kvt_store_find_frame(s, 1u << tier, &got, &frame)) {
 			b->state = B_IDLE;
 			kvt_store_settle(s, blocks[i]);
 			break;
@@ -876,12 +965,10 @@ int kvt_store_flush(struct kvt_store *s)
 			break;
 		}
 		if (!s->loads && !s->stores && !s->working) {
-			bool writable = s->policy_ops->victim(s->policy, MEMORY_TIERS, false) != KVT_POLICY_NONE;
-
-			if (!writable) /* what is left is held by borrowers */
-				ret = kvt_fail(-EBUSY, "%u dirty blocks are borrowed", s->dirty);
-			else if (s->disk_error || !s->frames[KVT_TIER_DISK].total)
+			if (s->disk_error || !s->frames[KVT_TIER_DISK].total)
 				ret = kvt_fail(-ENOSPC, "%u blocks have no disk tier to be written to", s->dirty);
+			else if (s->policy_ops->victim(s->policy, MEMORY_TIERS, false) == KVT_POLICY_NONE)
+				ret = kvt_fail(-EBUSY, "%u dirty blocks are borrowed", s->dirty);
 			else if (s->frames[KVT_TIER_DISK].n > 1 && s->slot_reserve > 1)
 				s->slot_reserve = 1; /* as before any call fails for want of room */
 			else if (s->frames[KVT_TIER_DISK].n <= s->slot_reserve)

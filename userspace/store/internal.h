@@ -112,6 +112,7 @@ struct kvt_store {
 	uint32_t free_block, free_io;
 	uint32_t queue_head, queue_tail;
 	uint32_t loads, stores;	 /* ios alive */
+	uint64_t loading_since;	 /* ns, if there are loads */
 	uint32_t working;	 /* calls that hold blocks for a bounded time and do not sleep */
 	uint32_t asleep;	 /* calls that do, until the next wake-up makes them working again */
 	uint64_t wakeups;
@@ -119,7 +120,7 @@ struct kvt_store {
 	uint32_t urgent;	 /* calls that wait for a frame */
 	uint32_t flushing;	 /* calls that wait for dirty blocks to become clean */
 	uint32_t dirty;		 /* blocks */
-	uint32_t changing;	 /* blocks that are held to be changed */
+	uint32_t changing;	 /* blocks that are held to be changed, or bring what is dirty to a host frame */
 	uint32_t dirty_host;	 /* those in host frames, */
 	uint32_t dirty_max;	 /* and how many there may be, so that frames stay for reading */
 	uint32_t slot_high;	 /* slots from here on were never used */
@@ -165,8 +166,11 @@ void kvt_store_give(struct kvt_store *s, uint32_t tier, uint32_t frame);
 void kvt_store_grasp(struct kvt_store *s, uint32_t block);
 /* Without the lock: memory for a frame that was free. -ENOMEM: the kernel took it, and has none to give. */
 int kvt_store_ready(struct kvt_store *s, uint32_t tier, uint32_t frame);
-/* A free frame of @tiers, the fastest first, or a clean block's. -EAGAIN: neither. */
+/* A free frame of @tiers, the fastest first. -EAGAIN: there is none. */
+int kvt_store_take_free(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame);
+/* The same, or else a clean block's. */
 int kvt_store_take_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame);
+void kvt_store_evict(struct kvt_store *s, uint32_t block); /* a clean one that nobody uses leaves memory */
 /* Can one more block become dirty, and frames still be left for reading? */
 bool kvt_store_may_dirty(const struct kvt_store *s);
 /* A call ends or turns to something unbounded: who slept because it worked must look again. */
@@ -183,6 +187,8 @@ void kvt_store_put_locked(struct kvt_store *s, uint32_t block);
 void kvt_store_hold(struct kvt_store *s, uint32_t block);
 void kvt_store_unhold(struct kvt_store *s, uint32_t block);
 int kvt_store_wait_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame);
+/* The same without waiting for anybody. -EAGAIN: there is none. */
+int kvt_store_find_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame);
 /* Wait until a held block is in a frame of @tiers. */
 int kvt_store_wait_resident(struct kvt_store *s, uint32_t block, uint32_t tiers);
 /*

@@ -22,6 +22,14 @@
 
 /* ---- the queue ---- */
 
+static uint64_t clock_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
 static struct io *io_take(struct kvt_store *s)
 {
 	struct io *io;
@@ -39,10 +47,10 @@ static void io_give(struct kvt_store *s, struct io *io)
 {
 	if (io->bounce != NONE)
 		s->bounces.item[s->bounces.n++] = io->bounce;
-	if (io->kind == IO_LOAD)
-		s->loads--;
-	else
+	if (io->kind != IO_LOAD)
 		s->stores--;
+	else if (!--s->loads)
+		s->st.disk_read_ns += clock_ns() - s->loading_since;
 	io->next = s->free_io;
 	s->free_io = (uint32_t)(io - s->io);
 }
@@ -79,7 +87,8 @@ int kvt_store_load(struct kvt_store *s, uint32_t block, uint32_t tiers)
 	io->digest = b->digest;
 	b->state = B_LOADING;
 	b->error = 0;
-	s->loads++;
+	if (!s->loads++)
+		s->loading_since = clock_ns();
 	io_queue(s, io);
 	return 0;
 }
@@ -351,14 +360,6 @@ struct pace {
 	double last, allowance; /* seconds, bytes */
 };
 
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 static bool background_wanted(struct kvt_store *s)
 {
 	uint32_t total = 0, free = 0;
@@ -376,7 +377,7 @@ static int write_back(struct kvt_store *s, struct pace *pace)
 	double t;
 
 	if (s->rate) {
-		t = now();
+		t = (double)clock_ns() * 1e-9;
 		pace->allowance += (t - pace->last) * (double)s->rate;
 		pace->last = t;
 		/* what was not used is not saved up beyond a moment's worth */
@@ -403,7 +404,7 @@ static int write_back(struct kvt_store *s, struct pace *pace)
 static void *mover(void *arg)
 {
 	struct kvt_store *s = arg;
-	struct pace pace = { .last = now() };
+	struct pace pace = { .last = (double)clock_ns() * 1e-9 };
 	struct pollfd fds[2] = {
 		{ .fd = kvt_host_eventfd(s->host), .events = POLLIN },
 		{ .fd = s->wake, .events = POLLIN },

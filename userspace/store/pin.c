@@ -75,6 +75,7 @@ void kvt_store_unpin(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
 		s->policy_ops->touch(s->policy, blocks[i], KVT_USE_READ);
 		unpin(s, blocks[i]);
 	}
+	s->policy_ops->turn(s->policy);
 	pthread_mutex_unlock(&s->lock);
 }
 

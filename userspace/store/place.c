@@ -66,7 +66,8 @@ static void rest(struct kvt_store *s, uint32_t block)
 	struct block *b = &s->blocks[block];
 	struct kvt_pool *pool = reclaimable(s, b->tier);
 
-	s->policy_ops->idle(s->policy, block, b->tier, !b->dirty);
+	/* without a disk tier nothing is ever written down: all may go, but only to another memory tier */
+	s->policy_ops->idle(s->policy, block, b->tier, !b->dirty || !s->file);
 	if (!pool || b->dirty || b->slot == NONE || b->loose)
 		return;
 	b->loose = true;
@@ -231,10 +232,8 @@ void kvt_store_settle(struct kvt_store *s, uint32_t block)
 	kvt_store_wake(s);
 }
 
-int kvt_store_take_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame)
+int kvt_store_take_free(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame)
 {
-	uint32_t victim;
-
 	for (uint32_t t = 0; t < KVT_TIER_DISK; t++) {
 		if ((tiers & (1u << t)) && s->frames[t].n && !(t == KVT_TIER_GPU && s->gpu_lost)) {
 			*tier = t;
@@ -242,13 +241,27 @@ int kvt_store_take_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, ui
 			return 0;
 		}
 	}
-	victim = s->policy_ops->victim(s->policy, tiers, true);
+	return -EAGAIN;
+}
+
+void kvt_store_evict(struct kvt_store *s, uint32_t block)
+{
+	s->policy_ops->busy(s->policy, block);
+	kvt_store_unplace(s, block);
+	s->st.evictions++;
+}
+
+int kvt_store_take_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame)
+{
+	uint32_t victim;
+
+	if (!kvt_store_take_free(s, tiers, tier, frame))
+		return 0;
+	victim = s->file ? s->policy_ops->victim(s->policy, tiers, true) : KVT_POLICY_NONE;
 	if (victim == KVT_POLICY_NONE)
 		return -EAGAIN;
 	*tier = s->blocks[victim].tier;
-	s->policy_ops->busy(s->policy, victim);
-	kvt_store_unplace(s, victim);
-	s->st.evictions++;
+	kvt_store_evict(s, victim);
 	*frame = pop(&s->frames[*tier]);
 	return 0;
 }
