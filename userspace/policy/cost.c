@@ -20,7 +20,8 @@
  *
  * Only births that have reached an age count among those that might have been
  * used at it; else a class that has just begun to fill would look useless. They
- * wait in a ring of epochs, through which each bin has its own pointer.
+ * wait in a ring of epochs, through which each bin has its own pointer. Between the
+ * ends of two epochs nothing new is learned, so that it may be worked out late, or never.
  *
  * What is known of forgotten content stays in ghosts, found by its key.
  */
@@ -44,6 +45,7 @@
 #define GHOSTS_MIN 8192
 
 #define CLEAN_LISTS (CLASSES * WEIGHTS)
+#define CLEAN_WORDS (CLEAN_LISTS / 64)
 #define AHEAD CLEAN_LISTS
 #define DIRTY (CLEAN_LISTS + 1)
 #define TIER_LISTS (CLEAN_LISTS + 2)
@@ -65,11 +67,18 @@ struct cost {
 	uint8_t kind, weight;
 	struct ghosts ghosts;
 	uint64_t *key; /* [blocks], or NULL */
+	uint64_t *away; /* a bit for each block: in the list of dirty ones, but no candidate just now */
 	uint64_t epoch;
 	uint64_t epoch_turn[EPOCHS]; /* when it ended */
 	uint64_t reached[BINS];	     /* epochs whose births have reached the bin */
 	uint16_t births[EPOCHS][CLASSES];
+	uint64_t in_births[EPOCHS]; /* a bit for each class that has some; and so in the following */
+	uint64_t in_uses, in_counts, in_levels, in_worth;
+	uint16_t uses[CLASSES][BINS]; /* of the epoch that has not ended */
 	float used[CLASSES][BINS], born[CLASSES][BINS], worth[CLASSES][BINS];
+	float all[BINS], level[LEVELS][BINS];
+	float start[BINS + 1]; /* ages at which bins begin */
+	uint64_t in_list[KVT_TIERS][CLEAN_WORDS]; /* lists that are not empty */
 	struct list list[LISTS];
 	struct node node[];
 };
@@ -125,63 +134,102 @@ static void find_worth(const float *uses, const float *time, float *worth)
 	}
 }
 
-/* Reuse by bin: a class borrows from its level where it has seen little, the level from all, all from PRIOR_USE. */
-static void learn(struct cost *c)
+_Static_assert(CLASSES == 64, "a set of classes is a word");
+
+#define each_class(k, set)                                                                                          \
+	(uint64_t left_##k = (set), k = 0; left_##k && (k = (uint64_t)__builtin_ctzll(left_##k), true);              \
+	 left_##k &= left_##k - 1)
+
+/* What wider classes show. Classes without counts add nothing to a sum. */
+static void learn_all(struct cost *c)
 {
-	float all[BINS], level[BINS], width[BINS], uses[BINS], time[BINS];
+	float used[BINS] = { 0 }, born[BINS] = { 0 };
 
-	for (uint32_t b = 0; b < BINS; b++) {
-		float used = 0, born = 0;
-
-		for (uint32_t k = 0; k < CLASSES; k++) {
-			used += c->used[k][b];
-			born += c->born[k][b];
-		}
-		all[b] = (used + PRIOR * PRIOR_USE) / (born + PRIOR);
-		width[b] = bin_start(b + 1) - bin_start(b);
-	}
-	for (uint32_t k = 0; k < CLASSES; k++) {
-		float alive = 1;
-
-		for (uint32_t b = 0; b < BINS && !(k % KINDS); b++) {
-			float used = 0, born = 0;
-
-			for (uint32_t kind = 0; kind < KINDS; kind++) {
-				used += c->used[k + kind][b];
-				born += c->born[k + kind][b];
-			}
-			level[b] = (used + PRIOR * all[b]) / (born + PRIOR);
-		}
+	for each_class(k, c->in_counts) {
 		for (uint32_t b = 0; b < BINS; b++) {
-			float p = (c->used[k][b] + PRIOR * level[b]) / (c->born[k][b] + PRIOR);
-
-			uses[b] = p < alive - 1e-4f ? p : alive > 1e-4f ? alive - 1e-4f : 0;
-			time[b] = width[b] * (alive - uses[b] / 2);
-			alive -= uses[b];
+			used[b] += c->used[k][b];
+			born[b] += c->born[k][b];
 		}
-		find_worth(uses, time, c->worth[k]);
+	}
+	for (uint32_t b = 0; b < BINS; b++)
+		c->all[b] = (used[b] + PRIOR * PRIOR_USE) / (born[b] + PRIOR);
+}
+
+static void learn_level(struct cost *c, uint32_t level)
+{
+	float used[BINS] = { 0 }, born[BINS] = { 0 };
+
+	if (!c->in_levels)
+		learn_all(c);
+	for each_class(k, c->in_counts & ((1ull << KINDS) - 1) << level * KINDS) {
+		for (uint32_t b = 0; b < BINS; b++) {
+			used[b] += c->used[k][b];
+			born[b] += c->born[k][b];
+		}
+	}
+	for (uint32_t b = 0; b < BINS; b++)
+		c->level[level][b] = (used[b] + PRIOR * c->all[b]) / (born[b] + PRIOR);
+	c->in_levels |= 1ull << level;
+}
+
+/* Reuse by bin: a class borrows from its level where it has seen little, the level from all, all from PRIOR_USE. */
+static void learn(struct cost *c, uint32_t k)
+{
+	float uses[BINS], time[BINS], alive = 1;
+	const float *level = c->level[k / KINDS];
+
+	if (!(c->in_levels >> k / KINDS & 1))
+		learn_level(c, k / KINDS);
+	for (uint32_t b = 0; b < BINS; b++)
+		uses[b] = (c->used[k][b] + PRIOR * level[b]) / (c->born[k][b] + PRIOR);
+	for (uint32_t b = 0; b < BINS; b++) {
+		uses[b] = uses[b] < alive - 1e-4f ? uses[b] : alive > 1e-4f ? alive - 1e-4f : 0;
+		time[b] = (c->start[b + 1] - c->start[b]) * (alive - uses[b] / 2);
+		alive -= uses[b];
+	}
+	find_worth(uses, time, c->worth[k]);
+	c->in_worth |= 1ull << k;
+}
+
+/* One by one, as if each had been counted when it was seen. */
+static void count_uses(struct cost *c)
+{
+	for each_class(k, c->in_uses) {
+		for (uint32_t b = 0; b < BINS; b++)
+			for (; c->uses[k][b]; c->uses[k][b]--)
+				c->used[k][b]++;
+	}
+	c->in_counts |= c->in_uses;
+	c->in_uses = 0;
+}
+
+static void count_births(struct cost *c, uint32_t bin)
+{
+	const float middle = (c->start[bin] + c->start[bin + 1]) / 2;
+
+	for (; c->reached[bin] < c->epoch; c->reached[bin]++) {
+		uint64_t e = c->reached[bin] % EPOCHS;
+
+		if ((float)(c->turn - c->epoch_turn[e]) < middle && c->epoch - c->reached[bin] < EPOCHS)
+			break;
+		for each_class(k, c->in_births[e])
+			c->born[k][bin] += c->births[e][k];
+		c->in_counts |= c->in_births[e];
 	}
 }
 
+/* What is learned is computed when it is asked for: often nobody does before the next epoch has ended. */
 static void end_epoch(struct cost *c)
 {
+	count_uses(c);
 	c->epoch_turn[c->epoch % EPOCHS] = c->turn;
 	c->epoch++;
-	for (uint32_t b = 0; b < BINS; b++) {
-		float middle = (bin_start(b) + bin_start(b + 1)) / 2;
-
-		for (; c->reached[b] < c->epoch; c->reached[b]++) {
-			uint64_t e = c->reached[b] % EPOCHS;
-
-			if ((float)(c->turn - c->epoch_turn[e]) < middle && c->epoch - c->reached[b] < EPOCHS)
-				break;
-			for (uint32_t k = 0; k < CLASSES; k++)
-				c->born[k][b] += c->births[e][k];
-		}
-	}
+	for (uint32_t b = 0; b < BINS; b++)
+		count_births(c, b);
 	memset(c->births[c->epoch % EPOCHS], 0, sizeof(c->births[0]));
+	c->in_births[c->epoch % EPOCHS] = 0;
 	if (c->touches >= c->next_halving) {
-		for (uint32_t k = 0; k < CLASSES; k++) {
+		for each_class(k, c->in_counts) {
 			for (uint32_t b = 0; b < BINS; b++) {
 				c->used[k][b] /= 2;
 				c->born[k][b] /= 2;
@@ -189,7 +237,7 @@ static void end_epoch(struct cost *c)
 		}
 		c->next_halving = c->touches + (uint64_t)c->frames * MEMORY;
 	}
-	learn(c);
+	c->in_levels = c->in_worth = 0;
 	c->next_epoch = c->touches + c->epoch_len;
 }
 
@@ -202,10 +250,15 @@ static uint32_t ghosts_wanted(const struct kvt_policy_params *p)
 	return p->blocks > GHOSTS_MIN / 2 ? p->blocks * 2 : GHOSTS_MIN;
 }
 
+static uint64_t away_words(const struct kvt_policy_params *p)
+{
+	return ((uint64_t)p->blocks + 63) / 64;
+}
+
 static uint64_t cost_bytes(const struct kvt_policy_params *p)
 {
 	return sizeof(struct cost) + (uint64_t)p->blocks * (sizeof(struct node) + (p->keyed ? sizeof(uint64_t) : 0)) +
-	       ghosts_bytes(ghosts_wanted(p));
+	       away_words(p) * sizeof(uint64_t) + ghosts_bytes(ghosts_wanted(p));
 }
 
 static struct kvt_policy *create(const struct kvt_policy_params *p, const struct kvt_policy_ops *ops)
@@ -230,11 +283,13 @@ static struct kvt_policy *create(const struct kvt_policy_params *p, const struct
 	c->next_halving = (uint64_t)c->frames * MEMORY;
 	c->turn = 1;
 	c->described = NONE;
+	c->away = (uint64_t *)(c->node + p->blocks);
 	if (p->keyed)
-		c->key = (uint64_t *)(c->node + p->blocks);
-	ghosts_init(&c->ghosts, c->key + (c->key ? p->blocks : 0), ghosts_wanted(p));
+		c->key = c->away + away_words(p);
+	ghosts_init(&c->ghosts, c->away + away_words(p) + (p->keyed ? p->blocks : 0), ghosts_wanted(p));
 	lists_init(c->list, LISTS, c->node, p->blocks);
-	learn(c);
+	for (uint32_t b = 0; b <= BINS; b++)
+		c->start[b] = bin_start(b);
 	c->next_epoch = c->epoch_len;
 	return &c->policy;
 }
@@ -272,6 +327,8 @@ static void cost_describe(struct kvt_policy *p, uint32_t block, const struct kvt
 
 	c->described = block;
 	c->kind = content->kind % KINDS;
+	if (content->recompute_ns && !c->recompute_ns) /* what is usual is seen then, not known */
+		c->saved_ns = c->saved_ns ? c->saved_ns - c->saved_ns / 64 + content->recompute_ns / 64 : content->recompute_ns;
 	c->weight = weight_of(c, content->recompute_ns);
 	if (!c->key || c->key[block] == content->key)
 		return;
@@ -290,10 +347,56 @@ static uint32_t list_of(const struct node *n, uint32_t tier)
 	return tier * TIER_LISTS + (n->hits & FETCHED ? AHEAD : n->class);
 }
 
+static void mark_list(struct cost *c, uint32_t list)
+{
+	uint32_t tier = list / TIER_LISTS, k = list % TIER_LISTS;
+
+	if (k >= CLEAN_LISTS)
+		return;
+	if (c->list[list].head == NONE)
+		c->in_list[tier][k / 64] &= ~(1ull << k % 64);
+	else
+		c->in_list[tier][k / 64] |= 1ull << k % 64;
+}
+
+static void leave(struct cost *c, uint32_t block)
+{
+	uint32_t list = c->node[block].list;
+
+	if (list == NO_LIST)
+		return;
+	list_remove(c->list, c->node, block);
+	mark_list(c, list);
+	c->away[block / 64] &= ~(1ull << block % 64);
+}
+
+/*
+ * Dirty blocks keep their place while they are in use: it is that of their last
+ * write, which would have to be looked for again each time.
+ */
+static void cost_busy(struct kvt_policy *p, uint32_t block)
+{
+	struct cost *c = cost_of(p);
+
+	if (c->node[block].list != NO_LIST && c->node[block].list % TIER_LISTS == DIRTY)
+		c->away[block / 64] |= 1ull << block % 64;
+	else
+		leave(c, block);
+}
+
 static void put(struct cost *c, uint32_t block, uint32_t list)
 {
-	list_remove(c->list, c->node, block);
+	leave(c, block);
 	list_insert(c->list, c->node, list, block, list % TIER_LISTS == DIRTY ? BY_WRITE : BY_TOUCH);
+	mark_list(c, list);
+}
+
+static void move_dirty(struct cost *c, uint32_t block)
+{
+	const uint64_t away = c->away[block / 64] & 1ull << block % 64;
+
+	put(c, block, c->node[block].list);
+	c->away[block / 64] |= away;
 }
 
 static uint8_t level_of(uint8_t hits)
@@ -314,7 +417,8 @@ static void cost_touch(struct kvt_policy *p, uint32_t block, enum kvt_use use)
 	} else {
 		n->hits &= HITS_MAX;
 		if (n->stamp && n->stamp < c->turn) {
-			c->used[n->class % CLASSES][bin_of(c->turn - n->stamp)]++;
+			c->uses[n->class % CLASSES][bin_of(c->turn - n->stamp)]++;
+			c->in_uses |= 1ull << n->class % CLASSES;
 			n->hits += n->hits < HITS_MAX;
 		}
 		kind = c->described == block ? c->kind : n->class % KINDS;
@@ -322,6 +426,7 @@ static void cost_touch(struct kvt_policy *p, uint32_t block, enum kvt_use use)
 		if (n->stamp < c->turn) {
 			n->class = (uint8_t)(weight * CLASSES + level_of(n->hits) * KINDS + kind);
 			c->births[c->epoch % EPOCHS][n->class % CLASSES]++;
+			c->in_births[c->epoch % EPOCHS] |= 1ull << n->class % CLASSES;
 			n->stamp = c->turn;
 		}
 		if (use == KVT_USE_WRITE)
@@ -330,8 +435,12 @@ static void cost_touch(struct kvt_policy *p, uint32_t block, enum kvt_use use)
 		if (++c->touches >= c->next_epoch)
 			end_epoch(c);
 	}
-	if (n->list != NO_LIST)
-		put(c, block, n->list % TIER_LISTS == DIRTY ? n->list : list_of(n, n->list / TIER_LISTS));
+	if (n->list == NO_LIST)
+		return;
+	if (n->list % TIER_LISTS != DIRTY)
+		put(c, block, list_of(n, n->list / TIER_LISTS));
+	else if (use == KVT_USE_WRITE)
+		move_dirty(c, block);
 }
 
 static void cost_turn(struct kvt_policy *p)
@@ -342,31 +451,34 @@ static void cost_turn(struct kvt_policy *p)
 static void cost_idle(struct kvt_policy *p, uint32_t block, enum kvt_tier tier, bool clean)
 {
 	struct cost *c = cost_of(p);
+	uint32_t list = (uint32_t)tier * TIER_LISTS + DIRTY;
 
-	put(c, block, clean ? list_of(&c->node[block], tier) : (uint32_t)tier * TIER_LISTS + DIRTY);
+	if (clean)
+		put(c, block, list_of(&c->node[block], tier));
+	else if (c->node[block].list == list)
+		c->away[block / 64] &= ~(1ull << block % 64);
+	else
+		put(c, block, list);
 }
 
-static void cost_busy(struct kvt_policy *p, uint32_t block)
-{
-	list_remove(cost_of(p)->list, cost_of(p)->node, block);
-}
-
-static float worth_of(const struct cost *c, uint32_t block, uint32_t tier)
+static float worth_of(struct cost *c, uint32_t block, uint32_t tier)
 {
 	static const float factor[WEIGHTS] = { 0.5f, 1, 2, 4 };
 	const struct node *n = &c->node[block];
-	float worth = c->worth[n->class % CLASSES][bin_of(c->turn - n->stamp)];
+	float worth;
+
+	if (!(c->in_worth >> n->class % CLASSES & 1))
+		learn(c, n->class % CLASSES);
+	worth = c->worth[n->class % CLASSES][bin_of(c->turn - n->stamp)];
 
 	return c->last[tier] ? worth * factor[n->class / CLASSES] : worth;
 }
 
 /* Which of two ends goes first: the one of less worth, of equals the older. */
-static void offer(const struct cost *c, uint32_t block, uint32_t tier, uint32_t *best, float *least)
+static void offer(struct cost *c, uint32_t block, uint32_t tier, uint32_t *best, float *least)
 {
 	float worth;
 
-	if (block == NONE)
-		return;
 	worth = worth_of(c, block, tier);
 	if (*best != NONE && (worth > *least || (worth == *least && c->node[block].stamp >= c->node[*best].stamp)))
 		return;
@@ -374,16 +486,19 @@ static void offer(const struct cost *c, uint32_t block, uint32_t tier, uint32_t 
 	*least = worth;
 }
 
-static uint32_t oldest_dirty(const struct cost *c, uint32_t tiers)
+static uint32_t oldest_dirty(struct cost *c, uint32_t tiers)
 {
 	uint32_t best = NONE;
 
 	for (uint32_t t = 0; t < KVT_TIERS; t++) {
-		uint32_t head = c->list[t * TIER_LISTS + DIRTY].head;
+		const struct list *l = &c->list[t * TIER_LISTS + DIRTY];
 
-		if ((tiers & (1u << t)) && head != NONE &&
-		    (best == NONE || node_after(&c->node[best], &c->node[head], BY_WRITE)))
-			best = head;
+		if (!(tiers & (1u << t)))
+			continue;
+		while (l->head != NONE && (c->away[l->head / 64] >> l->head % 64 & 1))
+			leave(c, l->head); /* it comes back when it is one again */
+		if (l->head != NONE && (best == NONE || node_after(&c->node[best], &c->node[l->head], BY_WRITE)))
+			best = l->head;
 	}
 	return best;
 }
@@ -397,12 +512,14 @@ static uint32_t cost_victim(struct kvt_policy *p, uint32_t tiers, bool clean)
 	if (!clean)
 		return oldest_dirty(c, tiers);
 	for (uint32_t t = 0; t < KVT_TIERS; t++) {
-		for (uint32_t k = 0; k < CLEAN_LISTS && (tiers & (1u << t)); k++) {
-			const struct list *l = &c->list[t * TIER_LISTS + k];
+		for (uint32_t w = 0; w < CLEAN_WORDS && (tiers & (1u << t)); w++) {
+			for each_class(k, c->in_list[t][w]) {
+				const struct list *l = &c->list[t * TIER_LISTS + w * 64 + k];
 
-			offer(c, l->head, t, &best, &least);
-			if (c->fresh_end)
-				offer(c, l->tail, t, &best, &least);
+				offer(c, l->head, t, &best, &least);
+				if (c->fresh_end)
+					offer(c, l->tail, t, &best, &least);
+			}
 		}
 	}
 	for (uint32_t t = 0; t < KVT_TIERS && best == NONE; t++)
@@ -416,7 +533,7 @@ static void cost_forget(struct kvt_policy *p, uint32_t block)
 	struct cost *c = cost_of(p);
 	struct node *n = &c->node[block];
 
-	cost_busy(p, block);
+	leave(c, block);
 	if (c->key && c->key[block]) {
 		ghosts_put(&c->ghosts, c->key[block],
 			   &(struct ghost){ .when = (uint32_t)n->stamp, .hits = n->hits & HITS_MAX, .class = n->class });

@@ -22,6 +22,7 @@ struct ghost {
 struct ghosts {
 	struct ghost *ghost;
 	uint32_t n; /* 0, or at least GHOST_PROBES */
+	uint32_t used;
 };
 
 static inline uint32_t ghosts_round(uint32_t n)
@@ -61,13 +62,14 @@ static inline bool ghosts_take(struct ghosts *g, uint64_t key, struct ghost *fou
 	uint64_t mixed = ghost_mix(key);
 	uint32_t tag = (uint32_t)(mixed >> 32) | 1;
 
-	for (uint32_t i = 0; i < GHOST_PROBES && g->n; i++) {
+	for (uint32_t i = 0; i < GHOST_PROBES && g->used; i++) {
 		struct ghost *at = ghost_at(g, mixed, i);
 
 		if (at->tag != tag)
 			continue;
 		*found = *at;
 		at->tag = 0;
+		g->used--;
 		return true;
 	}
 	return false;
@@ -86,6 +88,7 @@ static inline void ghosts_put(struct ghosts *g, uint64_t key, const struct ghost
 	}
 	if (!to)
 		return;
+	g->used += !to->tag;
 	*to = *what;
 	to->tag = (uint32_t)(mixed >> 32) | 1;
 }

@@ -59,6 +59,7 @@ static void scan_describe(struct kvt_policy *p, uint32_t block, const struct kvt
 	(void)content;
 }
 
+/* node.hits: a dirty block that is in use keeps its place, but is no candidate */
 static void put(struct scan *s, uint32_t block, uint32_t list)
 {
 	list_remove(s->list, s->node, block);
@@ -84,8 +85,12 @@ static void scan_touch(struct kvt_policy *p, uint32_t block, enum kvt_use use)
 	}
 	if (use == KVT_USE_WRITE)
 		n->written = (uint32_t)s->turn;
-	if (n->list != NO_LIST)
-		put(s, block, n->list % 3 == DIRTY ? n->list : n->list / 3 * 3 + n->class);
+	if (n->list == NO_LIST)
+		return;
+	if (n->list % 3 != DIRTY)
+		put(s, block, n->list / 3 * 3 + n->class);
+	else if (use == KVT_USE_WRITE)
+		put(s, block, n->list);
 }
 
 static void scan_turn(struct kvt_policy *p)
@@ -96,26 +101,45 @@ static void scan_turn(struct kvt_policy *p)
 static void scan_idle(struct kvt_policy *p, uint32_t block, enum kvt_tier tier, bool clean)
 {
 	struct scan *s = scan_of(p);
+	uint32_t list = (uint32_t)tier * 3 + (clean ? s->node[block].class : DIRTY);
 
-	put(s, block, (uint32_t)tier * 3 + (clean ? s->node[block].class : DIRTY));
+	if (clean || s->node[block].list != list)
+		put(s, block, list);
+	s->node[block].hits = 0;
+}
+
+static void leave(struct scan *s, uint32_t block)
+{
+	list_remove(s->list, s->node, block);
+	s->node[block].hits = 0;
 }
 
 static void scan_busy(struct kvt_policy *p, uint32_t block)
 {
-	list_remove(scan_of(p)->list, scan_of(p)->node, block);
+	struct node *n = &scan_of(p)->node[block];
+
+	if (n->list != NO_LIST && n->list % 3 == DIRTY)
+		n->hits = 1;
+	else
+		leave(scan_of(p), block);
 }
 
 /* The one of @tiers' lists of @kind that is first, or last, in its order. */
-static uint32_t end_of(const struct scan *s, uint32_t tiers, uint32_t kind, bool first)
+static uint32_t end_of(struct scan *s, uint32_t tiers, uint32_t kind, bool first)
 {
 	enum order order = kind == DIRTY ? BY_WRITE : BY_TOUCH;
 	uint32_t best = NONE;
 
 	for (uint32_t t = 0; t < KVT_TIERS; t++) {
 		const struct list *l = &s->list[t * 3 + kind];
-		uint32_t i = first ? l->head : l->tail;
+		uint32_t i;
 
-		if (!(tiers & (1u << t)) || i == NONE)
+		if (!(tiers & (1u << t)))
+			continue;
+		while (kind == DIRTY && l->head != NONE && s->node[l->head].hits)
+			leave(s, l->head);
+		i = first ? l->head : l->tail;
+		if (i == NONE)
 			continue;
 		if (best == NONE || node_after(&s->node[first ? best : i], &s->node[first ? i : best], order))
 			best = i;
@@ -141,7 +165,7 @@ static uint32_t scan_victim(struct kvt_policy *p, uint32_t tiers, bool clean)
 
 static void scan_forget(struct kvt_policy *p, uint32_t block)
 {
-	scan_busy(p, block);
+	leave(scan_of(p), block);
 	scan_of(p)->node[block].stamp = 0;
 	scan_of(p)->node[block].class = USED;
 }
