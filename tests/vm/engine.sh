@@ -4,7 +4,7 @@
 # disk tier; and one that was killed leaves its cache to the next.
 set -eu
 # Guests are slow: few tokens, in blocks so small that memory does not hold them all.
-head -c 100 /prompt >/tmp/prompt
+head -c 48 /prompt >/tmp/prompt
 run() {
 	kvtier run --model /model --prompt-file /tmp/prompt --max-tokens 2 --threads 1 --pinned-bytes 16K \
 		--block-bytes 4K --disk-dir /mnt --host "$1" --stats "/tmp/$1.json" --logits "/tmp/$1.logits" \
@@ -37,19 +37,79 @@ grep -q '"host": "user' /tmp/tight.json && grep -q '"host_note": ".*RLIMIT_MEMLO
 chmod 660 /dev/kvtier
 echo "ok   little locked memory: $(sed -n 's/.*"host_note": "\(.*\)".*/\1/p' /tmp/tight.json)"
 
-head -c 200 /prompt >/tmp/short
-warm /tmp/short user - 8 /tmp/cold
-! warm /tmp/short module kv 8 /tmp/killed die || { echo "it was not killed"; exit 1; }
-[ "$(cat /sys/kernel/kvtier/pools_alive)" = 1 ]
+export TMPDIR=/mnt
+# A RAM tier with a name, killed with -9: the next process goes on with what it finds there, the bits are those of a run that
+# found nothing, and nothing is read from disk.
+head -c 24 /prompt >/tmp/short
+launch() {
+	out=$1
+	shift
+	exec kvtier run --model /model --prompt-file /tmp/short --threads 1 --prefill-chunk 8 --block-bytes 4K \
+		--stats "/tmp/$out.json" --logits "/tmp/$out" "$@" >"/tmp/$out.out" 2>"/tmp/$out.err"
+}
+answer() { (launch "$@"); }
+must() {
+	answer "$@" || { cat "/tmp/$1.err"; exit 1; }
+}
+# refused NAME WORDS ARGUMENT...: it fails, and says so in these words
+refused() {
+	name=$1 words=$2
+	shift 2
+	if answer "$name" --max-tokens 1 "$@"; then echo "$name was not refused"; exit 1; fi
+	grep -q -e "$words" "/tmp/$name.err" || { cat "/tmp/$name.err"; exit 1; }
+}
+# killed CONDITION ARGUMENT...: run with a pool, and kill the process once the condition holds
+killed() {
+	when=$1
+	shift
+	rm -f /tmp/killed.out
+	launch killed --warm kv "$@" &
+	until $when; do
+		[ -d /proc/$! ] || { echo "it ended before it could be killed"; cat /tmp/killed.err; exit 1; }
+		sleep 0.2
+	done
+	refused busy 'the pool kv is in use by another process' --warm kv
+	kill -9 $!
+	wait $! 2>/dev/null || true
+	[ "$(cat /sys/kernel/kvtier/pools_alive)" = 1 ]
+}
+number() { sed -n "s/.*\"$1\": \\([0-9]*\\).*/\\1/p" "/tmp/$2.json" | head -n 1; }
+frames() { cat /sys/kernel/kvtier/populated_frames; }
+some_frames() { [ $(($(frames) - base)) -gt 12 ]; }
+some_text() { [ -s /tmp/killed.out ]; }
+
+must cold --max-tokens 4 --host user
+base=$(frames)
+killed some_frames --max-tokens 500
+killed some_text --max-tokens 500
 before=$(cat /sys/kernel/kvtier/read_bytes)
-warm /tmp/short module kv 8 /tmp/warm >/tmp/warm.out
-cat /tmp/warm.out
-grep -Eq '^([0-9]+) of [0-9]+ tokens found, 0 bytes read from disk' /tmp/warm.out
-if grep -q '^0 of' /tmp/warm.out; then exit 1; fi
-[ "$(cat /sys/kernel/kvtier/read_bytes)" = "$before" ]
+must warm --max-tokens 4 --warm kv
 cmp /tmp/cold /tmp/warm
-cmp /tmp/cold /tmp/killed
+cmp /tmp/cold.out /tmp/warm.out
+tokens=$(number prompt_tokens warm)
+[ "$(number cached_tokens warm)" = $((tokens - 1)) ] || { echo "not all was found"; cat /tmp/warm.json; exit 1; }
+[ "$(number disk_read_bytes warm)" = 0 ] && [ "$(cat /sys/kernel/kvtier/read_bytes)" = "$before" ]
+echo "ok   warm restart: after kill -9, $((tokens - 1)) of $tokens tokens found, the same bits, nothing read from disk"
+
+# A run that ends by itself leaves its cache, too. Another geometry is refused by name.
+must again --max-tokens 4 --warm kv
+cmp /tmp/cold /tmp/again
+[ "$(number cached_tokens again)" = $((tokens - 1)) ]
+refused other 'the pool kv .*another name, or kvtier pools --remove kv' --warm kv --kv-type f32
 kvtier pools | grep -q '^kv '
 kvtier pools --remove kv
 [ "$(cat /sys/kernel/kvtier/pools_alive)" = 0 ]
-echo "ok   warm restart: after kill -9, $(cut -d, -f1 /tmp/warm.out), the same bits, nothing read from disk"
+refused none '--warm keeps the ram tier in the kernel module' --warm kv --host user
+
+# With a directory: memory serves what it has, the directory what memory has not; and each is kept.
+must stored --max-tokens 4 --store /mnt/store --warm kv2
+cmp /tmp/cold /tmp/stored
+must both --max-tokens 4 --store /mnt/store --warm kv2
+cmp /tmp/cold /tmp/both
+[ "$(number cached_tokens both)" = $((tokens - 1)) ] && [ "$(number disk_read_bytes both)" = 0 ]
+kvtier pools --remove kv2
+must directory --max-tokens 4 --store /mnt/store --warm kv2
+cmp /tmp/cold /tmp/directory
+[ "$(number cached_tokens directory)" = $((tokens - 1)) ] && [ "$(number disk_read_bytes directory)" -gt 0 ]
+kvtier pools --remove kv2
+echo "ok   warm restart with a directory: from memory while it is there, from disk when not, the same bits"

@@ -45,6 +45,7 @@ static const struct command commands[] = {
 	  "  --disk-dir DIR       where the disk tier lives; default $TMPDIR, else /var/tmp\n"
 	  "  --store DIR          keep the disk tier in DIR, of --disk-bytes at most: what a later run's prompt begins with\n"
 	  "                       is not computed again; default of --disk-bytes then: room for eight such prompts\n"
+	  "  --warm NAME          keep the ram tier in the kernel module, under NAME: also a killed run leaves it to the next\n"
 	  "  --untiered           keep the whole cache in memory, for comparison; takes no budgets\n"
 	  "  --block-bytes SIZE   unit of placement, 4K to 2M; default 64K\n"
 	  "  --kv-type TYPE       f32, f16 (the default) or bf16\n"

@@ -166,7 +166,9 @@ static int choose_budgets(const struct run *r, uint64_t all, struct kvt_cache_pa
 static int create_cache(struct run *r)
 {
 	const struct ref_config *c = &r->model->config;
-	const uint64_t tokens = (uint64_t)r->n_ids + r->max_new - 1;
+	/* what is found again has a size that does not depend on the prompt */
+	const uint64_t tokens = r->o.warm ? c->context : (uint64_t)r->n_ids + r->max_new - 1;
+	const uint64_t rows = r->o.warm ? r->o.chunk : r->chunk;
 	const uint64_t row = (uint64_t)c->kv_heads * c->head_dim * (r->o.kv_type == KVT_F32 ? 4 : 2);
 	struct kvt_cache_params p = KVT_INIT(p);
 	int err;
@@ -183,17 +185,22 @@ static int create_cache(struct run *r)
 	p.threads = (uint32_t)r->o.threads;
 	p.max_seqs = 1;
 	p.max_tokens = (uint32_t)tokens;
-	p.max_query_rows = r->chunk < QUERY_ROWS ? r->chunk : QUERY_ROWS;
+	p.max_query_rows = rows < QUERY_ROWS ? (uint32_t)rows : QUERY_ROWS;
 	p.max_query_heads = c->heads;
 	p.host = (uint32_t)r->o.host;
 	p.io = (uint32_t)r->o.io;
 	p.backend = (uint32_t)r->o.backend;
 	p.policy = (uint32_t)r->o.policy;
-	p.flags = KVT_CACHE_PUBLISH;
-	if (r->o.store) {
+	if (r->o.store || r->o.warm)
 		ref_fingerprint(r->model, r->fingerprint);
+	if (r->o.store) {
 		p.store_dir = r->o.store;
 		p.store_model = r->fingerprint;
+	}
+	if (r->o.warm) {
+		p.host = KVT_HOST_MODULE; /* or the reason why not */
+		p.warm_name = r->o.warm;
+		memcpy(&p.warm_id, r->fingerprint, sizeof(p.warm_id));
 	}
 	err = choose_budgets(r, blocks_bytes(r, tokens, row), &p);
 	if (!err)
@@ -224,12 +231,27 @@ static int begin_with_kept(struct run *r)
 
 	if (n)
 		return (int)n;
-	n = kvt_prefix_attach(r->cache, &match, r->n_ids, r->seq);
+	/* what was found in memory is no longer */
+	if (match.tokens > r->cached) {
+		n = kvt_seq_truncate(r->seq, 0);
+		if (!n)
+			n = kvt_prefix_attach(r->cache, &match, r->n_ids, r->seq);
+		r->cached = n < 0 ? 0 : (uint32_t)n;
+	}
 	kvt_prefix_release(r->cache, &match);
-	if (n < 0)
-		return (int)n;
-	r->cached = (uint32_t)n;
-	return 0;
+	return n < 0 ? (int)n : 0;
+}
+
+/* The same of what a run before this one left in the named pool; else the sequence is a new one. */
+static int begin_with_warm(struct run *r)
+{
+	int err = r->o.warm ? kvt_seq_recover(r->cache, r->ids, r->n_ids - 1, &r->seq) : -ENOENT;
+
+	if (err == -ENOENT)
+		return kvt_seq_create(r->cache, &r->seq);
+	if (!err)
+		r->cached = kvt_seq_len(r->seq);
+	return err;
 }
 
 /* For later runs. That there is no room for it is not this one's failure. */
@@ -340,8 +362,9 @@ static void print_tiers(const struct run *r)
 	fprintf(stderr, "blocks  %llu found in memory, %llu loaded, %llu moved between memory tiers, %llu evicted\n",
 		(unsigned long long)st.hits, (unsigned long long)st.misses, (unsigned long long)st.moves,
 		(unsigned long long)st.evictions);
-	if (r->o.store)
-		fprintf(stderr, "store   %u of the prompt's %u tokens are of earlier runs\n", r->cached, r->n_ids);
+	if (r->o.store || r->o.warm)
+		fprintf(stderr, "%-7s %u of the prompt's %u tokens are of earlier runs\n", r->o.warm ? "warm" : "store", r->cached,
+			r->n_ids);
 	fprintf(stderr, "prefill %u tokens, %.1f/s; decode %u tokens, %.1f/s; first token after %.2f s\n", r->n_ids - r->cached,
 		rate(r->n_ids - r->cached, r->prefill_s), r->generated - 1, rate(r->generated - 1, r->decode_s), r->ttft_s);
 }
@@ -391,7 +414,7 @@ static int open_outputs(struct run *r)
 static int create_engine(struct run *r)
 {
 	const struct ref_engine_params p = { .model = r->model, .cache = r->cache, .tokens = r->chunk };
-	int err = kvt_seq_create(r->cache, &r->seq);
+	int err = begin_with_warm(r);
 
 	if (!err)
 		err = ref_engine_create(&p, &r->engine);
@@ -463,7 +486,8 @@ int cmd_run(int argc, char **argv)
 	outfile_abort(&r.stats);
 	kvt_sampler_destroy(r.sampler);
 	ref_engine_free(r.engine);
-	kvt_seq_free(r.seq);
+	if (!r.o.warm) /* else it is the next run's */
+		kvt_seq_free(r.seq);
 	kvt_cache_destroy(r.cache);
 	free(r.planes);
 	free(r.ids);

@@ -15,6 +15,7 @@
 #define DEFAULT_CHUNK 512
 #define DEFAULT_BLOCK (64u << 10)
 #define BIASES 4096u
+#define POOL_NAME_BYTES 64 /* KVTIER_NAME_BYTES */
 
 enum kind { TEXT, ANY_TEXT, SIZE, NUMBER, REAL, NAME, FLAG, BIAS, ORDER };
 
@@ -54,6 +55,7 @@ static const struct spec specs[] = {
 	{ "--disk-bytes", SIZE, AT(disk), 0, 0, { 0 } },
 	{ "--disk-dir", TEXT, AT(disk_dir), 0, 0, { 0 } },
 	{ "--store", TEXT, AT(store), 0, 0, { 0 } },
+	{ "--warm", TEXT, AT(warm), 0, 0, { 0 } },
 	{ "--block-bytes", SIZE, AT(block), 0, 0, { 0 } },
 	{ "--threads", NUMBER, AT(threads), 1, 1024, { 0 } },
 	{ "--prefill-chunk", NUMBER, AT(chunk), 1, 1u << 30, { 0 } },
@@ -241,6 +243,10 @@ static int check_options(struct run_options *o)
 		return tool_usage_error("run", "--untiered keeps the whole cache in memory: it takes no budgets and no --disk-dir");
 	if (o->store && (o->untiered || o->disk_dir))
 		return tool_usage_error("run", "--store is where the disk tier lives: no --disk-dir, and no --untiered");
+	if (o->warm && o->host == KVT_HOST_USER)
+		return tool_usage_error("run", "--warm keeps the ram tier in the kernel module: no --host user");
+	if (o->warm && strlen(o->warm) >= POOL_NAME_BYTES)
+		return tool_usage_error("run", "--warm: a name has at most %d bytes, not %zu", POOL_NAME_BYTES - 1, strlen(o->warm));
 	return check_sampling(o);
 }
 
