@@ -191,6 +191,7 @@ static int create_cache(struct run *r)
 	p.io = (uint32_t)r->o.io;
 	p.backend = (uint32_t)r->o.backend;
 	p.policy = (uint32_t)r->o.policy;
+	p.flags = KVT_CACHE_PUBLISH;
 	if (r->o.store || r->o.warm)
 		ref_fingerprint(r->model, r->fingerprint);
 	if (r->o.store) {
