@@ -37,6 +37,9 @@ static const struct variant {
 
 #define N_VARIANTS ((int)(sizeof(variants) / sizeof(variants[0])))
 
+/* KVT_TEST_VARIANT names the only one that is to run, and which must then be there. */
+static int first_variant, end_variant = N_VARIANTS;
+
 static void skip(int v, const char *why)
 {
 	fprintf(stderr, "SKIP (%s): %s\n", variants[v].name, why);
@@ -47,7 +50,7 @@ static bool open_host(struct rig *r, int v, uint64_t frame, uint32_t depth)
 {
 	int ret = rig_host(r, variants[v].kind, variants[v].io, frame, depth);
 
-	if (ret == -ENODEV || ret == -EPERM || ret == -ENOSYS) {
+	if ((ret == -ENODEV || ret == -EPERM || ret == -ENOSYS) && end_variant - first_variant > 1) {
 		skip(v, kvt_last_error());
 		return false;
 	}
@@ -414,7 +417,7 @@ START_TEST(the_eventfd_tells_of_every_completion)
 		if (round % 3 == 0)
 			kvt_host_drain(r.host);
 		for (got = 0; got < DEPTH; got += (uint32_t)n) {
-			ck_assert_msg(poll(&p, 1, 10000) == 1, "completions wait and the eventfd is silent");
+			ck_assert_msg(poll(&p, 1, 100000) == 1, "completions wait and the eventfd is silent");
 			n = kvt_host_reap(r.host, done, 1 + round % 2);
 			must(n);
 		}
@@ -882,13 +885,13 @@ START_TEST(killed_while_writing)
 		ck_assert_msg(system(command) == 0, "a file was left behind");
 	}
 	/* io_uring's last references go a moment after the process. */
-	for (i = 0; i < 200; i++) {
+	for (i = 0; i < 6000; i++) {
 		ck_assert_int_eq(statvfs(base, &after), 0);
 		if (after.f_bfree + 16 >= before.f_bfree)
 			break;
 		usleep(10000);
 	}
-	ck_assert_uint_lt(i, 200);
+	ck_assert_uint_lt(i, 6000);
 	umount2(base, MNT_DETACH);
 	rmdir(base);
 }
@@ -925,34 +928,42 @@ int main(void)
 {
 	Suite *suite = suite_create("host");
 	TCase *tc = tcase_create("conformance");
+	const char *variant = getenv("KVT_TEST_VARIANT");
 	SRunner *runner;
 	int failed;
 
+	for (int i = 0; variant && i < N_VARIANTS; i++)
+		if (!strcmp(variants[i].name, variant)) {
+			first_variant = i;
+			end_variant = i + 1;
+		}
+	if (variant && end_variant - first_variant != 1)
+		return 2;
 	tcase_set_timeout(tc, 120);
-	tcase_add_loop_test(tc, pools_are_zeroed_aligned_and_private, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, pools_of_impossible_size, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, every_slot_comes_back, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, a_batch_beyond_the_depth_is_cut, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, bad_transfers_change_nothing, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, odd_lengths, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, the_file_is_as_large_as_told_and_nameless, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, bad_directories, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, bad_parameters, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, the_budget_is_asked_first, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, the_eventfd_tells_of_every_completion, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, cancel_ends_or_completes, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, close_with_transfers_in_flight, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, the_submitting_thread_ends, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, threads_submit_and_reap_together, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, two_hosts_at_once, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, pools_and_files_come_and_go, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, tmpfs_is_buffered_and_named, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, overlayfs_works_either_way, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, a_full_disk_is_told_for_each_write, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, a_read_only_directory, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, a_file_size_limit_does_not_kill, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, killed_while_writing, 0, N_VARIANTS);
-	tcase_add_loop_test(tc, a_child_does_not_keep_the_space, 0, N_VARIANTS);
+	tcase_add_loop_test(tc, pools_are_zeroed_aligned_and_private, first_variant, end_variant);
+	tcase_add_loop_test(tc, pools_of_impossible_size, first_variant, end_variant);
+	tcase_add_loop_test(tc, every_slot_comes_back, first_variant, end_variant);
+	tcase_add_loop_test(tc, a_batch_beyond_the_depth_is_cut, first_variant, end_variant);
+	tcase_add_loop_test(tc, bad_transfers_change_nothing, first_variant, end_variant);
+	tcase_add_loop_test(tc, odd_lengths, first_variant, end_variant);
+	tcase_add_loop_test(tc, the_file_is_as_large_as_told_and_nameless, first_variant, end_variant);
+	tcase_add_loop_test(tc, bad_directories, first_variant, end_variant);
+	tcase_add_loop_test(tc, bad_parameters, first_variant, end_variant);
+	tcase_add_loop_test(tc, the_budget_is_asked_first, first_variant, end_variant);
+	tcase_add_loop_test(tc, the_eventfd_tells_of_every_completion, first_variant, end_variant);
+	tcase_add_loop_test(tc, cancel_ends_or_completes, first_variant, end_variant);
+	tcase_add_loop_test(tc, close_with_transfers_in_flight, first_variant, end_variant);
+	tcase_add_loop_test(tc, the_submitting_thread_ends, first_variant, end_variant);
+	tcase_add_loop_test(tc, threads_submit_and_reap_together, first_variant, end_variant);
+	tcase_add_loop_test(tc, two_hosts_at_once, first_variant, end_variant);
+	tcase_add_loop_test(tc, pools_and_files_come_and_go, first_variant, end_variant);
+	tcase_add_loop_test(tc, tmpfs_is_buffered_and_named, first_variant, end_variant);
+	tcase_add_loop_test(tc, overlayfs_works_either_way, first_variant, end_variant);
+	tcase_add_loop_test(tc, a_full_disk_is_told_for_each_write, first_variant, end_variant);
+	tcase_add_loop_test(tc, a_read_only_directory, first_variant, end_variant);
+	tcase_add_loop_test(tc, a_file_size_limit_does_not_kill, first_variant, end_variant);
+	tcase_add_loop_test(tc, killed_while_writing, first_variant, end_variant);
+	tcase_add_loop_test(tc, a_child_does_not_keep_the_space, first_variant, end_variant);
 	suite_add_tcase(suite, tc);
 	runner = srunner_create(suite);
 	srunner_run_all(runner, CK_ENV);
