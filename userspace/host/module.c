@@ -66,13 +66,15 @@ static int open_device(void)
 
 	if (fd < 0 && err == ENOENT)
 		return kvt_fail(-ENOENT, "no %s: sudo modprobe kvtier, after sudo make install-dkms", KVTIER_DEVICE);
-	if (fd < 0)
+	if (fd < 0 && err != ENXIO && err != ENODEV)
 		return kvt_fail(-err, "%s: %s%s", KVTIER_DEVICE, strerror(err),
 				err == EACCES ? ": sudo usermod -aG kvtier $USER" : "");
-	if (ioctl(fd, KVTIER_IOC_QUERY, &query) < 0) {
+	if (fd < 0 || ioctl(fd, KVTIER_IOC_QUERY, &query) < 0) {
 		err = errno;
-		close(fd);
-		return kvt_fail(-ENODEV, "%s: KVTIER_IOC_QUERY: %s", KVTIER_DEVICE, strerror(err));
+		if (fd >= 0)
+			close(fd);
+		return kvt_fail(-ENODEV, "%s is not the kvtier module's device (%s): sudo rm %s; sudo modprobe -r kvtier; sudo modprobe kvtier",
+				KVTIER_DEVICE, strerror(err), KVTIER_DEVICE);
 	}
 	if ((query.features & NEEDED) == NEEDED)
 		return fd;

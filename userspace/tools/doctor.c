@@ -27,6 +27,7 @@
 #include "attention/kernel.h"
 #include "gpu/gpu.h"
 #include "host/host.h"
+#include "host/module.h"
 #include "tools/tools.h"
 
 #define MEMLOCK_ENOUGH (1ull << 30)
@@ -221,6 +222,7 @@ static void check_module(struct report *r)
 {
 	char version[64], path[160];
 	struct finding *f;
+	int err;
 
 	first_line(r, "/sys/module/kvtier/version", version, sizeof(version));
 	snprintf(path, sizeof(path), "/lib/modules/%.64s/updates/dkms", r->system.release);
@@ -236,9 +238,11 @@ static void check_module(struct report *r)
 		f = add(r, "module", MISSING, "no /dev/kvtier: %s; host tiers live in user space",
 			installed ? "kvtier.ko is installed but not loaded" : "kvtier.ko is not installed");
 		mend(f, installed ? "sudo modprobe kvtier" : "sudo make install-dkms");
-	} else if (access("/dev/kvtier", R_OK | W_OK) && !r->root[0]) {
-		f = add(r, "module", MISSING, "/dev/kvtier: %s", strerror(errno));
-		mend(f, "sudo usermod -aG kvtier \"$USER\"   # then log in again");
+	} else if (!r->root[0] && (err = kvt_module_suits()) < 0) {
+		f = add(r, "module", MISSING, "%s; host tiers live in user space", kvt_last_error());
+		mend(f, err == -EACCES ? "sudo usermod -aG kvtier \"$USER\"   # then log in again" :
+			err == -EPERM  ? "ulimit -l unlimited   # or LimitMEMLOCK=infinity" :
+					 "sudo rm /dev/kvtier; sudo modprobe -r kvtier; sudo modprobe kvtier");
 	} else {
 		f = add(r, "module", OK, "/dev/kvtier%s%s", version[0] ? ", version " : "", version);
 	}
