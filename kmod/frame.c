@@ -78,7 +78,7 @@ static int kvt_runs_alloc(const struct kvt_pool *pool, struct kvt_frame *frame)
 
 	frame->runs = &frame->one;
 	if (n > 1) {
-		frame->runs = kmalloc_array(n, sizeof(*frame->runs), GFP_KERNEL_ACCOUNT);
+		frame->runs = kmalloc_array(n, sizeof(*frame->runs), GFP_KERNEL_ACCOUNT | __GFP_NOWARN | __GFP_RETRY_MAYFAIL);
 		if (!frame->runs)
 			goto free_pages;
 	}

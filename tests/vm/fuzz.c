@@ -190,13 +190,13 @@ static void one_random(uint64_t *seed)
 	static const unsigned long cmds[] = { KVTIER_IOC_QUERY, KVTIER_IOC_POOL_CREATE, KVTIER_IOC_POOL_OPEN,
 					      KVTIER_IOC_POOL_REMOVE, KVTIER_IOC_POOL_STAT, KVTIER_IOC_POPULATE,
 					      KVTIER_IOC_RELEASE, KVTIER_IOC_QUEUE_CREATE, KVTIER_IOC_SUBMIT,
-					      KVTIER_IOC_REAP, KVTIER_IOC_CANCEL };
+					      KVTIER_IOC_REAP, KVTIER_IOC_CANCEL, KVTIER_IOC_DRAIN };
 	static const uint32_t sizes[] = { sizeof(struct kvtier_query), sizeof(struct kvtier_pool_create),
 					  sizeof(struct kvtier_pool_open), sizeof(struct kvtier_pool_remove),
 					  sizeof(struct kvtier_pool_stat), sizeof(struct kvtier_range),
 					  sizeof(struct kvtier_range), sizeof(struct kvtier_queue_create),
 					  sizeof(struct kvtier_submit), sizeof(struct kvtier_reap),
-					  sizeof(struct kvtier_cancel) };
+					  sizeof(struct kvtier_cancel), sizeof(struct kvtier_drain) };
 	uint32_t i = rnd(seed) % (sizeof(cmds) / sizeof(cmds[0])), *words;
 	union {
 		uint32_t words[128];
@@ -366,7 +366,7 @@ CASE(fuzz)
 	int status;
 
 	printf("  %llu seconds, KVT_FUZZ_SEED=%llu\n", (unsigned long long)n, (unsigned long long)first);
-	alarm(n + 300);
+	alarm(n + VT_TIMEOUT);
 	end_ns = now_ns() + n * 1000000000ull;
 	for (int i = 0; i < PROCESSES; i++) {
 		pids[i] = fork();

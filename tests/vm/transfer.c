@@ -195,38 +195,54 @@ CASE(frames)
 	CHECK_EQ(vt_wait(queue, 0), FRAME);
 }
 
-/* Many workers' worth of slow writes: some have not begun when they are cancelled. */
-CASE(cancel)
-{
-	enum { N = 512 };
-	int pool = vt_pool(0, 2 * MIB, 4), queue = vt_queue(N, -1), file = vt_file("/tmp", 0, 64 * MIB);
-	struct kvtier_drain d = { .size = sizeof(d) };
-	struct kvtier_cancel c = { .size = sizeof(c) };
-	static struct kvtier_done done[N];
-	int cancelled = 0, told = 0;
-	long long before = vt_sysfs("cancelled");
-	struct kvtier_xfer x;
+/* Submits to a frozen file system: its workers wait, and what is behind them has not begun. */
+enum { CANCELS = 128 };
+static int *cancelled_then; /* shared with the parent, who thaws whatever happens here */
 
-	for (int i = 0; i < N; i++) {
-		x = (struct kvtier_xfer) { .op = KVTIER_XFER_WRITE, .fd = file, .bytes = 2 * MIB, .user = i,
-					   .offset = (uint64_t)(i % 32) * 2 * MIB, .frame = i % 4 };
+static void cancel_while_frozen(void *arg)
+{
+	int *fds = arg, pool = fds[0], queue = fds[1], file = fds[2];
+	struct kvtier_cancel c = { .size = sizeof(c) };
+
+	for (int i = 0; i < CANCELS; i++) {
+		struct kvtier_xfer x = { .op = KVTIER_XFER_WRITE, .fd = file, .bytes = 4096, .user = i,
+					 .offset = (uint64_t)i * 4096, .frame = i % 4 };
+
 		CHECK_EQ(vt_submit(queue, pool, &x, 1), 1);
 	}
 	CHECK_ERR(vt_range(pool, KVTIER_IOC_RELEASE, 3, 1), EBUSY);
-	for (int i = N - 1; i >= 0; i--) {
+	for (int i = CANCELS - 1; i >= 0; i--) {
 		c.user = i;
-		cancelled += ioctl(queue, KVTIER_IOC_CANCEL, &c);
+		*cancelled_then += ioctl(queue, KVTIER_IOC_CANCEL, &c);
 	}
-	CHECK(cancelled > 0);
+}
+
+CASE(cancel)
+{
+	int fds[] = { vt_pool(0, 4096, 4), vt_queue(CANCELS, -1), vt_file("/mnt", 0, 0) }, queue = fds[1];
+	int mnt = open("/mnt", O_RDONLY), told = 0, got;
+	struct kvtier_drain d = { .size = sizeof(d) };
+	static struct kvtier_done done[CANCELS];
+	long long before = vt_sysfs("cancelled");
+
+	cancelled_then = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	CHECK(cancelled_then != MAP_FAILED);
+	if (ioctl(mnt, FIFREEZE, 0))
+		SKIP("/mnt cannot be frozen (%s)", strerror(errno));
+	got = vt_child(cancel_while_frozen, fds);
+	CHECK(!ioctl(mnt, FITHAW, 0));
+	CHECK_EQ(got, 0);
+	/* A queue has 16 workers: so many may have begun. */
+	CHECK(*cancelled_then >= CANCELS - 16 && *cancelled_then <= CANCELS);
 	CHECK(!ioctl(queue, KVTIER_IOC_DRAIN, &d));
-	CHECK_EQ(vt_reap(queue, done, N), N);
-	for (int i = 0; i < N; i++) {
-		CHECK(done[i].result == 2 * MIB || done[i].result == -ECANCELED);
+	CHECK_EQ(vt_reap(queue, done, CANCELS), CANCELS);
+	for (int i = 0; i < CANCELS; i++) {
+		CHECK(done[i].result == 4096 || done[i].result == -ECANCELED);
 		told += done[i].result == -ECANCELED;
 	}
-	CHECK_EQ(told, cancelled);
-	CHECK_EQ(vt_sysfs("cancelled") - before, cancelled);
-	CHECK_EQ(vt_range(pool, KVTIER_IOC_RELEASE, 3, 1), 1);
+	CHECK_EQ(told, *cancelled_then);
+	CHECK_EQ(vt_sysfs("cancelled") - before, told);
+	CHECK_EQ(vt_range(fds[0], KVTIER_IOC_RELEASE, 3, 1), 1);
 }
 
 /* Everything closed at once: closing waits, and nothing is left. */

@@ -109,7 +109,7 @@ int vt_wait(int queue, uint64_t user)
 	struct pollfd p = { .fd = queue, .events = POLLIN };
 	struct kvtier_done done;
 
-	CHECK_EQ(poll(&p, 1, 60000), 1);
+	CHECK_EQ(poll(&p, 1, -1), 1);
 	CHECK_EQ(vt_reap(queue, &done, 1), 1);
 	CHECK_EQ(done.user, user);
 	return done.result;
@@ -270,7 +270,7 @@ int vt_recv_fd(int sock)
 /* What is left in the module, once the last closes (which a worker may finish) are through. */
 static bool vt_module_empty(void)
 {
-	for (int i = 0; i < 100; i++) {
+	for (int i = 0; i < 2400; i++) {
 		if (!vt_sysfs("bytes") && !vt_sysfs("pools_alive") && !vt_sysfs("../../module/kvtier/refcnt"))
 			return true;
 		usleep(50000);
