@@ -212,8 +212,12 @@ START_TEST(a_full_tier_refuses_and_lives)
 	}
 	ck_assert_uint_eq(refused + stored, 1000);
 	ck_assert_uint_gt(stored, 0);
+	/* a block whose sequence went while it was on its way to or from the disk goes when it is there */
+	for (uint32_t i = 0; i < 10000 && (!i || st.blocks); i++) {
+		usleep(i ? 1000 : 0);
+		ck_assert(!kvt_cache_stats(cache, &st));
+	}
 	ck_assert_msg(!kvt_store_check(cache->store), "%s", kvt_last_error());
-	ck_assert(!kvt_cache_stats(cache, &st));
 	ck_assert_uint_eq(st.blocks, 0);
 	if (refused)
 		ck_assert_uint_gt(st.full, 0);

@@ -329,40 +329,84 @@ END_TEST
 
 /* ---- kill -9 ---- */
 
-static void talk_forever(uint64_t seed, volatile uint32_t *computed)
+/*
+ * The one that is killed is a program of its own: check's cases tell their
+ * parent where they are through one file, and a child that wrote there, too, would break it off in a word.
+ */
+static uint64_t talk_seed;
+static volatile uint32_t *computed;
+
+START_TEST(talk_forever)
 {
 	struct prefix_rig r = rig_make(kept());
 	uint32_t tokens[260], talk, n;
 
 	for (;;) {
-		talk = (uint32_t)(model_random(&seed) % 24);
+		talk = (uint32_t)(model_random(&talk_seed) % 24);
 		n = 64 * (1 + talk % 4) - 1 + talk % 3;
-		rig_prompt(tokens, n, talk, model_random(&seed) % 3 ? 0 : n / 2);
+		rig_prompt(tokens, n, talk, model_random(&talk_seed) % 3 ? 0 : n / 2);
 		rig_compute(&r, talk % RIG_ROOTS, tokens, n);
 		++*computed;
-		if (model_random(&seed) % 8 == 0)
+		if (model_random(&talk_seed) % 8 == 0)
 			kvt_prefix_evict(r.cache, KVT_TIER_DISK, 3);
 	}
+}
+END_TEST
+
+/* The other program's: @fd is what both count in. */
+static int talk(const char *path, const char *seed, const char *fd)
+{
+	Suite *s = suite_create("talk");
+	TCase *t = tcase_create("talk");
+	SRunner *r = srunner_create(s);
+
+	unsetenv("CK_RUN_CASE"); /* of the tests, not of this one */
+	unsetenv("CK_RUN_SUITE");
+	snprintf(dir, sizeof(dir), "%s", path);
+	talk_seed = strtoull(seed, NULL, 10);
+	computed = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(fd), 0);
+	if (computed == MAP_FAILED)
+		return 1;
+	tcase_add_test(t, talk_forever);
+	suite_add_tcase(s, t);
+	srunner_set_fork_status(r, CK_NOFORK);
+	srunner_run_all(r, CK_SILENT);
+	srunner_free(r);
+	return 1;
+}
+
+static pid_t start_talk(uint32_t seed, int fd)
+{
+	char number[16], counter[16];
+	pid_t child = fork();
+
+	if (child)
+		return child;
+	snprintf(number, sizeof(number), "%u", seed);
+	snprintf(counter, sizeof(counter), "%d", fd);
+	execl("/proc/self/exe", "prefix_keep", "talk", dir, number, counter, NULL);
+	_exit(99);
 }
 
 START_TEST(kill_9_leaves_what_was_written)
 {
 	uint32_t rounds = getenv("KVT_TEST_KILLS") ? (uint32_t)atoi(getenv("KVT_TEST_KILLS")) :
 			  test_rounds(100, 10, 5);
-	volatile uint32_t *computed = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	int fd = memfd_create("computed", 0);
 	uint64_t random = 31337, recovered = 0, untrue = 0, served = 0, asked = 0;
 	struct kvt_prefix_stats st = KVT_INIT(st);
 	struct prefix_rig r;
 	uint32_t tokens[260], n;
 
 	make_dir();
+	ck_assert(fd >= 0 && !ftruncate(fd, 4096));
+	computed = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	ck_assert(computed != MAP_FAILED);
 	for (uint32_t i = 0; i < rounds; i++) {
 		pid_t child;
 
 		*computed = 0;
-		child = fork();
-		if (!child)
-			talk_forever(i, computed);
+		child = start_talk(i, fd);
 		/* by its own progress, so that a slow machine kills at the same kind of points: some before the first */
 		n = (uint32_t)(model_random(&random) % 24);
 		while (*computed < n) {
@@ -687,5 +731,7 @@ static int run_tests(void)
 
 int main(int argc, char **argv)
 {
+	if (argc == 5)
+		return talk(argv[2], argv[3], argv[4]);
 	return argc == 3 ? open_elsewhere(argv[2]) : run_tests();
 }
