@@ -26,6 +26,7 @@ int rig_open(struct prefix_rig *r, struct rig_config c)
 	int64_t bytes;
 
 	memset(r, 0, sizeof(*r));
+	r->ns = 1000000;
 	for (uint32_t i = 0; i < RIG_PLANES; i++)
 		planes[i] = (struct kvt_plane_params){ .size = sizeof(planes[i]), .codec = codec_of(&c, i), .heads = 1,
 						       .head_dim = dims[i], .layer = i };
@@ -36,7 +37,9 @@ int rig_open(struct prefix_rig *r, struct rig_config c)
 	p.max_seqs = 16;
 	p.threads = 1;
 	p.io = c.io;
+	p.policy = c.policy;
 	p.disk_bytes = !c.disk && !c.dir ? 0 : c.disk_bytes ? c.disk_bytes : c.small ? 64 * 4096 : 4 << 20;
+	p.pinned_bytes = c.pinned_bytes;
 	p.snapshots = c.snapshots;
 	p.snapshot_bytes = c.snapshots ? RIG_SNAPSHOT : 0;
 	p.session_snapshots = c.snapshots / 2;
@@ -184,7 +187,7 @@ void rig_compute(struct prefix_rig *r, uint32_t root, const uint32_t *tokens, ui
 	ck_assert_msg(kvt_prefix_attach(r->cache, &m, n, seq) >= 0, "%s", kvt_last_error());
 	kvt_prefix_release(r->cache, &m);
 	rig_extend(r, root, seq, tokens, n);
-	ck_assert_msg(kvt_prefix_insert(r->cache, &r->roots[root], seq, n, 1000) >= 0, "%s", kvt_last_error());
+	ck_assert_msg(kvt_prefix_insert(r->cache, &r->roots[root], seq, n, r->ns) >= 0, "%s", kvt_last_error());
 	kvt_seq_free(seq);
 }
 

@@ -20,16 +20,19 @@ struct rig_config {
 	uint32_t chunks;      /* that the tree may have; 0: 200 */
 	const char *dir;      /* kept there; NULL: nothing is */
 	uint64_t disk_bytes;  /* 0: 4 MiB */
+	uint64_t pinned_bytes;
 	uint64_t rotation;
 	uint32_t codec;	      /* of the last plane: enum kvt_codec */
 	uint8_t model;
 	uint32_t io;	      /* enum kvt_io_kind */
+	uint32_t policy;      /* enum kvt_policy_kind */
 };
 
 struct prefix_rig {
 	struct kvt_cache *cache;
 	uint32_t chunk;
 	uint32_t counter, prompts; /* of a crowd */
+	uint32_t ns;		   /* that computing a token takes, as rig_compute() says */
 	struct kvt_prefix_root roots[RIG_ROOTS]; /* plain, salted, an adapter, both */
 };
 

@@ -151,6 +151,157 @@ START_TEST(what_runs_keeps_its_chunks)
 }
 END_TEST
 
+/* Tokens found of eight prompts that come back, while one-off prompts of as many chunks each pass through a tree of 60. */
+static uint64_t found_beside_scan(uint32_t policy, uint32_t *dropped)
+{
+	struct prefix_rig r = rig_make((struct rig_config){ .policy = policy, .chunks = 60 });
+	uint32_t rounds = test_rounds(60, 25, 15), tokens[256], once = 1000;
+	struct kvt_prefix_stats st = KVT_INIT(st);
+	uint64_t found = 0;
+
+	for (uint32_t round = 0; round < rounds; round++) {
+		for (uint32_t i = 0; i < 8; i++) {
+			rig_prompt(tokens, 256, i, 0);
+			found += rig_serve_some(&r, 0, tokens, 256);
+			rig_compute(&r, 0, tokens, 256);
+			for (uint32_t k = 0; k < 2; k++) {
+				rig_prompt(tokens, 256, once++, 0);
+				rig_compute(&r, 0, tokens, 256);
+			}
+		}
+	}
+	ck_assert(!kvt_prefix_stats(r.cache, &st));
+	*dropped = (uint32_t)st.dropped;
+	rig_free(&r);
+	return found * 100 / (rounds * 8 * 256);
+}
+
+/* What is dropped is the policy's to say: prompts that pass once push out what comes back for LRU, not for who learns. */
+START_TEST(a_scan_does_not_push_out_what_comes_back)
+{
+	uint32_t dropped[3];
+	uint64_t lru = found_beside_scan(KVT_POLICY_LRU, &dropped[0]);
+	uint64_t learned = found_beside_scan(KVT_POLICY_AUTO, &dropped[1]);
+	uint64_t cost = found_beside_scan(KVT_POLICY_COST, &dropped[2]);
+
+	printf("of what comes back are found: lru %llu %%, auto %llu %%, cost %llu %%; dropped %u, %u, %u chunks\n",
+	       (unsigned long long)lru, (unsigned long long)learned, (unsigned long long)cost, dropped[0], dropped[1],
+	       dropped[2]);
+	ck_assert_uint_lt(lru, 10);
+	ck_assert_uint_gt(learned, 50);
+	ck_assert_uint_gt(cost, 50);
+}
+END_TEST
+
+/* Who must make room in memory goes to disk, by the policy, and is dropped only where that cannot be. */
+START_TEST(demotes_what_is_wanted_least)
+{
+	const uint32_t policy = _i ? KVT_POLICY_AUTO : KVT_POLICY_LRU;
+	struct prefix_rig r = rig_make((struct rig_config){ .disk = true, .policy = policy, .chunks = 30 });
+	struct kvt_prefix_stats before = KVT_INIT(before), after = KVT_INIT(after);
+	uint32_t tokens[256], once = 1000, memory, disk;
+	uint64_t demoted;
+
+	for (uint32_t round = 0; round < 60; round++) {
+		for (uint32_t i = 0; i < 5; i++) { /* two that come back, and 12 chunks that do not */
+			rig_prompt(tokens, 256, i < 2 ? i : once++, 0);
+			rig_compute(&r, 0, tokens, 256);
+		}
+	}
+	ck_assert(!kvt_prefix_stats(r.cache, &before));
+	demoted = before.demoted;
+	ck_assert_int_eq(kvt_prefix_evict(r.cache, KVT_TIER_RAM, 16), 16);
+	ck_assert(!kvt_prefix_stats(r.cache, &after));
+	ck_assert_uint_eq(after.demoted, demoted + 16);
+	ck_assert_uint_eq(after.dropped, before.dropped);
+	for (uint32_t i = 0; i < 2; i++) {
+		rig_prompt(tokens, 256, i, 0);
+		rig_serve(&r, 0, tokens, 256, 256);
+	}
+	ck_assert(!kvt_prefix_stats(r.cache, &after));
+	memory = (uint32_t)(after.hit_bytes[KVT_TIER_RAM] - before.hit_bytes[KVT_TIER_RAM]);
+	disk = (uint32_t)(after.hit_bytes[KVT_TIER_DISK] - before.hit_bytes[KVT_TIER_DISK]);
+	if (policy == KVT_POLICY_AUTO) /* one-off prompts went, also those that came after their last use */
+		ck_assert_msg(!disk && memory, "%u bytes in memory, %u on disk", memory, disk);
+	else
+		ck_assert_msg(disk, "LRU is better than it was thought to be");
+	rig_free(&r);
+}
+END_TEST
+
+/* Of two memory tiers, making room in one says nothing about what is in the other. */
+START_TEST(evicts_from_the_tier_that_was_named)
+{
+	struct prefix_rig r = rig_make((struct rig_config){ .disk = true, .pinned_bytes = 40 * 4096 });
+	struct kvt_prefix_stats st = KVT_INIT(st);
+	struct kvt_stats all = KVT_INIT(all);
+	uint32_t tokens[64];
+
+	for (uint32_t i = 0; i < 30; i++) {
+		rig_prompt(tokens, 64, i, 0);
+		rig_compute(&r, 0, tokens, 64);
+	}
+	ck_assert_int_eq(kvt_prefix_evict(r.cache, KVT_TIER_PINNED, 10), 10);
+	ck_assert(!kvt_cache_stats(r.cache, &all));
+	ck_assert_uint_eq(all.tier[KVT_TIER_PINNED].blocks, 0);
+	ck_assert_uint_eq(all.tier[KVT_TIER_RAM].blocks, 120);
+	ck_assert_int_eq(kvt_prefix_evict(r.cache, KVT_TIER_RAM, 30), 30);
+	ck_assert(!kvt_prefix_stats(r.cache, &st));
+	ck_assert_uint_eq(st.demoted, 40);
+	ck_assert_uint_eq(st.dropped, 0);
+	for (uint32_t i = 0; i < 30; i++) {
+		rig_prompt(tokens, 64, i, 0);
+		rig_serve(&r, 0, tokens, 64, 64);
+	}
+	rig_free(&r);
+}
+END_TEST
+
+/* Once it is known how long the disk takes, what is computed in less than that is not kept there. */
+START_TEST(what_is_computed_sooner_is_not_kept_on_disk)
+{
+	struct prefix_rig r = rig_make((struct rig_config){ .disk = true });
+	struct kvt_prefix_stats before = KVT_INIT(before), after = KVT_INIT(after);
+	struct kvt_stats st = KVT_INIT(st);
+	uint32_t tokens[128];
+
+	for (uint32_t i = 0; i < 20; i++) {
+		rig_prompt(tokens, 64, i, 0);
+		rig_compute(&r, 0, tokens, 64);
+	}
+	ck_assert_int_eq(kvt_prefix_evict(r.cache, KVT_TIER_RAM, 20), 20);
+	for (uint32_t i = 0; i < 20; i++) {
+		rig_prompt(tokens, 64, i, 0);
+		rig_serve(&r, 0, tokens, 64, 64);
+	}
+	ck_assert(!kvt_cache_stats(r.cache, &st));
+	ck_assert_uint_ge(st.disk_reads, 80);
+	ck_assert_uint_gt(st.disk_read_ns, 80 * 64); /* or the disk is faster than what is computed below */
+	r.ns = 1;
+	for (uint32_t i = 20; i < 30; i++) {
+		rig_prompt(tokens, 64, i, 0);
+		rig_compute(&r, 0, tokens, 64);
+	}
+	ck_assert(!kvt_prefix_stats(r.cache, &before));
+	ck_assert_int_eq(kvt_prefix_evict(r.cache, KVT_TIER_RAM, 30), 30);
+	ck_assert(!kvt_prefix_stats(r.cache, &after));
+	ck_assert_uint_eq(after.demoted - before.demoted, 20);
+	ck_assert_uint_eq(after.dropped - before.dropped, 10);
+	for (uint32_t i = 0; i < 30; i++) {
+		rig_prompt(tokens, 64, i, 0);
+		rig_serve(&r, 0, tokens, 64, i < 20 ? 64 : 0);
+	}
+	/* but where something is behind it that is worth it, both go there */
+	rig_prompt(tokens, 128, 50, 0);
+	rig_compute(&r, 0, tokens, 64);
+	r.ns = 1000000;
+	rig_compute(&r, 0, tokens, 128);
+	kvt_prefix_evict(r.cache, KVT_TIER_RAM, 1000);
+	rig_serve(&r, 0, tokens, 128, 128);
+	rig_free(&r);
+}
+END_TEST
+
 /* A state comes back as it was put, from the deepest place at or above the match; sessions have their share. */
 START_TEST(snapshots_hang_on_nodes)
 {
@@ -301,6 +452,10 @@ int main(void)
 	tcase_add_test(t, evicts_what_was_asked_for);
 	tcase_add_loop_test(t, a_full_cache_goes_on, 0, 2);
 	tcase_add_test(t, what_runs_keeps_its_chunks);
+	tcase_add_test(t, a_scan_does_not_push_out_what_comes_back);
+	tcase_add_loop_test(t, demotes_what_is_wanted_least, 0, 2);
+	tcase_add_test(t, evicts_from_the_tier_that_was_named);
+	tcase_add_test(t, what_is_computed_sooner_is_not_kept_on_disk);
 	tcase_add_test(t, snapshots_hang_on_nodes);
 	tcase_add_test(t, restore_and_replay_is_the_cold_state);
 	tcase_add_test(t, a_match_pins_what_it_uses);

@@ -49,6 +49,28 @@ struct known {
 	uint32_t node, root, n, tokens[PROMPT];
 };
 
+static const struct kvt_policy_ops *const policies[] = { &kvt_policy_lru, &kvt_policy_s3fifo, &kvt_policy_scan,
+							 &kvt_policy_cost, &kvt_policy_auto };
+
+static struct kvt_tree *create(uint32_t chunk, uint32_t capacity, const struct kvt_policy_ops *ops)
+{
+	const struct kvt_policy_params costs = { .frames = { 0, 0, capacity, capacity } };
+	struct kvt_tree *t;
+
+	ck_assert_msg(!kvt_tree_create(chunk, capacity, 5, ops, &costs, &t), "%s", kvt_last_error());
+	return t;
+}
+
+/* A new node that a request has used. */
+static uint32_t add(struct kvt_tree *t, uint32_t root, uint32_t parent, const uint32_t *tokens, uint32_t n)
+{
+	uint32_t node = kvt_tree_add(t, root, parent, tokens, n, KVT_TIER_RAM);
+
+	if (node != KVT_TREE_NONE)
+		kvt_tree_use(t, node, &(struct kvt_content){ .kind = n % KVT_POLICY_KINDS });
+	return node;
+}
+
 struct state {
 	struct kvt_tree *t;
 	struct known known[CAPACITY];
@@ -114,7 +136,7 @@ static void insert(struct state *s)
 		if (node == KVT_TREE_NONE) {
 			struct known *k = &s->known[s->n];
 
-			node = kvt_tree_add(s->t, root, parent, tokens + at, part);
+			node = add(s->t, root, parent, tokens + at, part);
 			if (node == KVT_TREE_NONE) {
 				ck_assert_uint_eq(s->t->used, CAPACITY);
 				break;
@@ -140,6 +162,9 @@ static void match(struct state *s)
 
 	if (!walk(s, pick(s, ROOTS), tokens, n, &path) || s->n_pins == 64)
 		return;
+	kvt_tree_turn(s->t);
+	for (uint32_t node = path.node; node != KVT_TREE_NONE; node = s->t->nodes[node].parent)
+		kvt_tree_use(s->t, node, NULL);
 	kvt_tree_pin(s->t, path.node);
 	s->pins[s->n_pins++] = path.node;
 }
@@ -173,15 +198,41 @@ static void evict(struct state *s)
 	removed(s, node);
 }
 
+/* Of what is in @tier and not pinned, something that has nothing behind it there or in a faster tier; it goes elsewhere. */
+static void move(struct state *s)
+{
+	enum kvt_tier tier = (enum kvt_tier)pick(s, KVT_TIERS);
+	uint32_t node = kvt_tree_victim(s->t, 1u << tier), behind;
+
+	for (uint32_t i = 0; i < s->n && node == KVT_TREE_NONE; i++) {
+		const struct kvt_tree_node *v = &s->t->nodes[s->known[i].node];
+
+		behind = 0;
+		for (uint32_t t = 0; t <= tier; t++)
+			behind += v->behind[t];
+		ck_assert_msg(v->pins || v->tier != tier || behind, "node %u could go", s->known[i].node);
+	}
+	if (node == KVT_TREE_NONE)
+		return;
+	ck_assert_uint_eq(s->t->nodes[node].tier, tier);
+	ck_assert_uint_eq(s->t->nodes[node].pins, 0);
+	for (uint32_t i = 0; i < s->n; i++) {
+		const struct kvt_tree_node *v = &s->t->nodes[s->known[i].node];
+
+		ck_assert_msg(v->parent != node || v->tier > tier, "node %u leaves before what is behind it", node);
+	}
+	kvt_tree_place(s->t, node, (enum kvt_tier)pick(s, KVT_TIERS));
+}
+
 START_TEST(finds_the_longest_prefix)
 {
 	struct state s = { .random = 7000 + (uint64_t)_i };
 	uint64_t steps = getenv("KVT_TEST_STEPS") ? strtoull(getenv("KVT_TEST_STEPS"), NULL, 0) :
 			 test_rounds(30000, 5000, 1000);
 
-	ck_assert(!kvt_tree_create(CHUNK, CAPACITY, 5 + (uint64_t)_i, &kvt_policy_lru, &s.t));
+	s.t = create(CHUNK, CAPACITY, policies[_i]);
 	for (uint64_t i = 0; i < steps; i++) {
-		switch (pick(&s, 8)) {
+		switch (pick(&s, 10)) {
 		case 0:
 		case 1:
 		case 2:
@@ -194,6 +245,10 @@ START_TEST(finds_the_longest_prefix)
 		case 5:
 		case 6:
 			release(&s);
+			break;
+		case 7:
+		case 8:
+			move(&s);
 			break;
 		default:
 			evict(&s);
@@ -221,18 +276,18 @@ START_TEST(tails_give_way_to_what_covers_them)
 	uint32_t root, tail, node;
 	struct kvt_tree *t;
 
-	ck_assert(!kvt_tree_create(CHUNK, 8, 1, &kvt_policy_lru, &t));
+	t = create(CHUNK, 8, &kvt_policy_lru);
 	root = kvt_tree_root_get(t, &key);
-	tail = kvt_tree_add(t, root, KVT_TREE_NONE, a, 2);
+	tail = add(t, root, KVT_TREE_NONE, a, 2);
 	ck_assert_uint_eq(kvt_tree_child(t, root, KVT_TREE_NONE, a, 1), tail);
-	node = kvt_tree_add(t, root, KVT_TREE_NONE, a, 4);
+	node = add(t, root, KVT_TREE_NONE, a, 4);
 	kvt_tree_pin(t, tail);
 	ck_assert_uint_eq(kvt_tree_covered(t, node), KVT_TREE_NONE); /* somebody reads it */
 	kvt_tree_unpin(t, tail);
 	ck_assert_uint_eq(kvt_tree_covered(t, node), tail);
 	kvt_tree_remove(t, tail);
 	ck_assert_uint_eq(kvt_tree_child(t, root, KVT_TREE_NONE, a, 2), node);
-	kvt_tree_add(t, root, KVT_TREE_NONE, b, 4);
+	add(t, root, KVT_TREE_NONE, b, 4);
 	kvt_tree_walk(t, root, b, 3, &path);
 	ck_assert_uint_eq(path.tokens, 3);
 	kvt_tree_walk(t, root, a, 3, &path);
@@ -252,18 +307,18 @@ START_TEST(a_hash_only_finds_candidates)
 	uint32_t root, other, na, nb, nc;
 	struct kvt_tree *t;
 
-	ck_assert(!kvt_tree_create(CHUNK, 8, 1, &kvt_policy_lru, &t));
+	t = create(CHUNK, 8, &kvt_policy_lru);
 	a[0] = b[0] = -t->key[0];
 	root = kvt_tree_root_get(t, &key);
-	na = kvt_tree_add(t, root, KVT_TREE_NONE, a, CHUNK);
+	na = add(t, root, KVT_TREE_NONE, a, CHUNK);
 	ck_assert_uint_eq(kvt_tree_child(t, root, KVT_TREE_NONE, b, CHUNK), KVT_TREE_NONE);
-	nb = kvt_tree_add(t, root, KVT_TREE_NONE, b, CHUNK);
+	nb = add(t, root, KVT_TREE_NONE, b, CHUNK);
 	ck_assert(t->nodes[na].hash == t->nodes[nb].hash); /* or this tests nothing */
 	ck_assert_uint_eq(kvt_tree_child(t, root, KVT_TREE_NONE, a, CHUNK), na);
 	ck_assert_uint_eq(kvt_tree_child(t, root, KVT_TREE_NONE, b, CHUNK), nb);
 	/* behind both the same path hash leads to one child, which is only one's */
-	nc = kvt_tree_add(t, root, na, child, CHUNK);
-	kvt_tree_add(t, root, nb, a, 2); /* so that it is looked for there, too */
+	nc = add(t, root, na, child, CHUNK);
+	add(t, root, nb, a, 2); /* so that it is looked for there, too */
 	ck_assert_uint_eq(kvt_tree_child(t, root, na, child, CHUNK), nc);
 	ck_assert_uint_eq(kvt_tree_child(t, root, nb, child, CHUNK), KVT_TREE_NONE);
 	kvt_tree_walk(t, root, b, CHUNK, &path);
@@ -272,7 +327,7 @@ START_TEST(a_hash_only_finds_candidates)
 	key = root_key(1);
 	other = kvt_tree_root_get(t, &key);
 	t->roots[other].hash = t->roots[root].hash;
-	kvt_tree_add(t, other, KVT_TREE_NONE, child, CHUNK);
+	add(t, other, KVT_TREE_NONE, child, CHUNK);
 	ck_assert_uint_eq(kvt_tree_child(t, other, KVT_TREE_NONE, b, CHUNK), KVT_TREE_NONE);
 	ck_assert(!kvt_tree_check(t));
 	kvt_tree_destroy(t);
@@ -301,7 +356,7 @@ START_TEST(a_long_prompt_is_found_at_once)
 	struct kvt_tree_path path;
 	struct kvt_tree *tree;
 
-	ck_assert(!kvt_tree_create(chunk, capacity, 1, &kvt_policy_lru, &tree));
+	tree = create(chunk, capacity, &kvt_policy_auto);
 	root = kvt_tree_root_get(tree, &key);
 	for (uint32_t p = 0; p < prompts; p++) {
 		for (uint32_t i = 0; i < n; i++)
@@ -309,9 +364,15 @@ START_TEST(a_long_prompt_is_found_at_once)
 		start = now();
 		kvt_tree_walk(tree, root, tokens, n, &path);
 		parent = path.parent;
-		for (uint32_t at = path.whole; at < n; at += chunk)
+		for (uint32_t at = path.whole; at < n; at += chunk) {
+			if ((at - path.whole) / chunk % KVT_TREE_FETCH == 0)
+				kvt_tree_fetch(tree, root, parent, tokens + at, (n - at) / chunk);
 			if (kvt_tree_child(tree, root, parent, tokens + at, chunk) == KVT_TREE_NONE)
-				parent = kvt_tree_add(tree, root, parent, tokens + at, chunk);
+				parent = kvt_tree_add(tree, root, parent, tokens + at, chunk, KVT_TIER_RAM);
+		}
+		kvt_tree_turn(tree);
+		for (uint32_t node = parent; node != path.parent; node = tree->nodes[node].parent)
+			kvt_tree_use(tree, node, &(struct kvt_content){ .kind = 1 });
 		t = now() - start;
 		insert = t < insert ? t : insert;
 	}
@@ -320,6 +381,9 @@ START_TEST(a_long_prompt_is_found_at_once)
 			tokens[i] = (i < 1000 ? 0 : p) * 7919 + i;
 		start = now();
 		kvt_tree_walk(tree, root, tokens, n, &path);
+		kvt_tree_turn(tree);
+		for (uint32_t node = path.node; node != KVT_TREE_NONE; node = tree->nodes[node].parent)
+			kvt_tree_use(tree, node, NULL);
 		kvt_tree_pin(tree, path.node);
 		t = now() - start;
 		find = t < find ? t : find;
@@ -333,7 +397,7 @@ START_TEST(a_long_prompt_is_found_at_once)
 	}
 	printf("prompt of 128K tokens in a tree of %u chunks: found in %.3f ms, inserted in %.3f ms; reading both %.3f ms; %.0f bytes a chunk of %u tokens (%u)\n",
 	       tree->used, find * 1e3, insert * 1e3, read * 1e3,
-	       (double)kvt_tree_bytes(chunk, capacity, &kvt_policy_lru) / capacity, chunk, differs > 0);
+	       (double)kvt_tree_bytes(chunk, capacity, &kvt_policy_auto) / capacity, chunk, differs > 0);
 	if (!test_sanitized()) {
 		ck_assert_msg(find < 60 * read, "found in %.1f times the time of reading", find / read);
 		ck_assert_msg(insert < 120 * read, "inserted in %.1f times the time of reading", insert / read);
@@ -351,7 +415,7 @@ int main(void)
 	int failed;
 
 	tcase_set_timeout(t, 200);
-	tcase_add_loop_test(t, finds_the_longest_prefix, 0, 4);
+	tcase_add_loop_test(t, finds_the_longest_prefix, 0, sizeof(policies) / sizeof(policies[0]));
 	tcase_add_test(t, tails_give_way_to_what_covers_them);
 	tcase_add_test(t, a_hash_only_finds_candidates);
 	tcase_add_test(t, a_long_prompt_is_found_at_once);

@@ -56,6 +56,20 @@ case $(cat "$TMPDIR/out.svg") in
 '<svg '*'>optimum</text>'*'>auto</text>'*'</svg>') ;;
 *) echo "replay: the picture is none"; failed=1 ;;
 esac
+# 12,000 requests of 12K tokens, a third of them with a prefix that others have, through three tiers: seconds, not minutes
+awk 'BEGIN {
+	for (i = 0; i < 12000; i++) {
+		printf "{\"timestamp\":%d,\"input_length\":12288,\"output_length\":100,\"hash_ids\":[", i
+		who = i * 7919 % 12000
+		for (b = 0; b < 24; b++)
+			printf "%s%d", b ? "," : "", (b < 16 ? who % 300 : i % 3 ? 300 + i : 300 + who % 500) * 24 + b
+		print "]}"
+	}
+}' >"$TMPDIR/large"
+begin=$(date +%s)
+check 0 '*12000 requests, 288000 blocks of 512 tokens*' "$TMPDIR/large" --tier gpu=1%,ram=5%,disk=20%
+[ $(($(date +%s) - begin)) -lt 60 ] || { echo "replay: 12,000 requests took $(($(date +%s) - begin)) s"; failed=1; }
+rm "$TMPDIR/large"
 check 1 'kvtier replay: *' "$traces/shared_prefix.jsonl" --tier ram=50% --plot "$TMPDIR/none/out.svg"
 rm "$TMPDIR/1" "$TMPDIR/2" "$TMPDIR/out.svg"
 exit $failed

@@ -278,7 +278,7 @@ static int make_plan(struct plan *plan, const struct kvt_cache_params *params, b
 	if (!ret)
 		ret = plan_planes(plan);
 	if (!ret && p->prefix_bytes)
-		ret = kvt_prefix_plan(&plan->prefix, p, plan->planes);
+		ret = kvt_prefix_plan(&plan->prefix, p, plan->planes, policies[p->policy]);
 	if (ret)
 		return ret;
 	plan->store = (struct kvt_store_params){

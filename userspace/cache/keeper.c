@@ -429,7 +429,7 @@ static void read_chunk(struct reading *r, const struct kvt_log_record *rec)
 	if (node == NONE && *place != NONE)
 		return;
 	if (node == NONE)
-		node = kvt_tree_add(t, root, parent, rec->tokens, rec->head.n_tokens);
+		node = kvt_tree_add(t, root, parent, rec->tokens, rec->head.n_tokens, KVT_TIER_DISK);
 	if (node == NONE)
 		return;
 	*place = node;
@@ -472,6 +472,11 @@ static void read_records(struct reading *r)
 			p->keeper->drops[p->keeper->n_drops++] = t->nodes[node].id;
 			kvt_tree_remove(t, node);
 		}
+	/* as if one request had used all, the oldest first */
+	for (uint32_t node = 0; node < t->fresh_node; node++)
+		if (t->nodes[node].n)
+			kvt_prefix_use(p, node, 0);
+	kvt_tree_turn(t);
 	for (uint32_t i = 0; i < t->fresh_root; i++)
 		if (t->roots[i].nodes) /* the hold of reading */
 			kvt_tree_root_put(t, i);

@@ -13,7 +13,10 @@
 
 #define NONE KVT_TREE_NONE
 #define CHUNK_MAX 65536u
-#define RECLAIM_TRIES 64 /* leaves looked at for one that nobody shares */
+#define SKIPS 256 /* chunks passed over in a search for one that makes the room that is wanted */
+#define MEMORY_TIERS (1u << KVT_TIER_GPU | 1u << KVT_TIER_PINNED | 1u << KVT_TIER_RAM)
+#define ANY_TIER KVT_TIERS
+#define READS_MIN 32 /* from disk, before they say what reading costs */
 
 /* ---- what it takes ---- */
 
@@ -88,12 +91,13 @@ uint64_t kvt_prefix_plan_bytes(const struct kvt_prefix_plan *plan, uint32_t capa
 	       (plan->snapshots ? 2u << 20 : 0) + (plan->kept ? kvt_keeper_bytes(plan, capacity) : 0);
 }
 
-int kvt_prefix_plan(struct kvt_prefix_plan *plan, const struct kvt_cache_params *p, const struct kvt_plane *planes)
+int kvt_prefix_plan(struct kvt_prefix_plan *plan, const struct kvt_cache_params *p, const struct kvt_plane *planes,
+		    const struct kvt_policy_ops *policy)
 {
 	uint64_t low = 0, high, middle;
 	int ret;
 
-	*plan = (struct kvt_prefix_plan){ .policy = &kvt_policy_lru, .kept = p->store_dir };
+	*plan = (struct kvt_prefix_plan){ .policy = policy, .kept = p->store_dir };
 	ret = plan_chunk(plan, p, planes);
 	if (!ret)
 		ret = plan_snapshots(plan, p, planes);
@@ -110,6 +114,21 @@ int kvt_prefix_plan(struct kvt_prefix_plan *plan, const struct kvt_cache_params 
 	}
 	plan->capacity = (uint32_t)low;
 	return 0;
+}
+
+/* What a chunk costs to load, as the disk has been so far; too few reads say nothing. */
+static struct kvt_policy_params costs(const struct kvt_prefix *p)
+{
+	struct kvt_policy_params costs = { 0 };
+	struct kvt_stats st;
+	uint64_t ns;
+
+	kvt_store_stats(p->cache->store, &st);
+	for (uint32_t t = 0; t < KVT_TIERS; t++)
+		costs.frames[t] = (uint32_t)((st.tier[t].frames + p->plan.chunk_blocks - 1) / p->plan.chunk_blocks);
+	ns = st.disk_reads < READS_MIN ? 0 : st.disk_read_ns / st.disk_reads * p->plan.chunk_blocks;
+	costs.reload_ns[KVT_TIER_DISK] = ns < UINT32_MAX ? (uint32_t)ns : UINT32_MAX;
+	return costs;
 }
 
 /* ---- life ---- */
@@ -129,6 +148,7 @@ static uint64_t blocks_bytes(const struct kvt_prefix_plan *plan)
 int kvt_prefix_create(struct kvt_cache *cache, const struct kvt_prefix_plan *plan, struct kvt_prefix **prefix)
 {
 	struct kvt_prefix *p = calloc(1, sizeof(*p));
+	struct kvt_policy_params c;
 	uint64_t seed;
 	int ret;
 
@@ -142,7 +162,11 @@ int kvt_prefix_create(struct kvt_cache *cache, const struct kvt_prefix_plan *pla
 		ret = kvt_fail(-errno, "prefix tree: getrandom: %s", strerror(errno));
 		goto err_destroy;
 	}
-	ret = kvt_tree_create(plan->chunk, plan->capacity, seed, plan->policy, &p->tree);
+	c = costs(p);
+	for (uint32_t t = 0; t < KVT_TIER_DISK; t++)
+		if (c.frames[t])
+			p->home = (enum kvt_tier)t;
+	ret = kvt_tree_create(plan->chunk, plan->capacity, seed, plan->policy, &c, &p->tree);
 	if (ret)
 		goto err_destroy;
 	p->blocks = map(blocks_bytes(plan));
@@ -222,50 +246,145 @@ void kvt_prefix_drop(struct kvt_prefix *p, uint32_t node)
 	p->st.dropped++;
 }
 
+/* Would a node's going make room in @tier; or, in ANY_TIER: do sequences use all of it? */
+static bool makes_room(const struct kvt_prefix *p, uint32_t node, uint32_t tier)
+{
+	const uint32_t *blocks = kvt_prefix_blocks(p, node);
+
+	if (tier == ANY_TIER)
+		return kvt_store_alone(p->cache->store, blocks, p->plan.chunk_blocks);
+	return kvt_store_count(p->cache->store, blocks, p->plan.chunk_blocks, (enum kvt_tier)tier);
+}
+
+/* Where a node's blocks are now. With the lock. */
+static void locate(struct kvt_prefix *p, uint32_t node)
+{
+	uint32_t t = 0;
+
+	while (t < KVT_TIER_DISK && !kvt_store_count(p->cache->store, kvt_prefix_blocks(p, node), p->plan.chunk_blocks, t))
+		t++;
+	kvt_tree_place(p->tree, node, (enum kvt_tier)t);
+}
+
+/* Of those that may leave @tiers, or with 0 of the leaves, the one that should first and makes room in @tier. With the lock. */
+static uint32_t find_victim(struct kvt_prefix *p, uint32_t tiers, uint32_t tier)
+{
+	uint32_t skipped[SKIPS], n = 0, node;
+
+	for (;;) {
+		node = tiers ? kvt_tree_victim(p->tree, tiers) : kvt_tree_leaf(p->tree);
+		if (node == NONE || makes_room(p, node, tier))
+			break;
+		if (tiers)
+			locate(p, node); /* it was loaded, or evicted by the store, since */
+		if (tiers && !(tiers >> p->tree->nodes[node].tier & 1))
+			continue;
+		if (n == SKIPS) {
+			node = NONE;
+			break;
+		}
+		kvt_tree_skip(p->tree, node);
+		skipped[n++] = node;
+	}
+	while (n--)
+		kvt_tree_settle(p->tree, skipped[n]);
+	return node;
+}
+
 bool kvt_prefix_reclaim(struct kvt_prefix *p)
 {
-	bool dropped = false;
 	uint32_t node;
 
 	pthread_mutex_lock(&p->lock);
-	for (int i = 0; !dropped && i < RECLAIM_TRIES && (node = kvt_tree_leaf(p->tree)) != NONE; i++) {
-		dropped = kvt_store_alone(p->cache->store, kvt_prefix_blocks(p, node), p->plan.chunk_blocks);
-		if (dropped)
-			kvt_prefix_drop(p, node);
-		else /* sequences use all of it: that would make no room */
-			p->tree->ops->touch(p->tree->leaves, node, KVT_USE_READ);
-	}
+	node = find_victim(p, 0, ANY_TIER);
+	if (node != NONE)
+		kvt_prefix_drop(p, node);
 	pthread_mutex_unlock(&p->lock);
-	return dropped;
+	return node != NONE;
+}
+
+/* ---- use ---- */
+
+/* How much of its prompt stands behind a chunk says much about how many will ask for it: by octaves of chunks. */
+static uint32_t kind_of(uint32_t behind)
+{
+	uint32_t octave = 31 - (uint32_t)__builtin_clz(behind + 1);
+
+	return octave < KVT_POLICY_KINDS ? octave : KVT_POLICY_KINDS - 1;
+}
+
+static uint32_t compute_ns(const struct kvt_prefix *p, uint32_t node)
+{
+	uint64_t ns = (uint64_t)p->tree->nodes[node].ns * p->tree->nodes[node].n;
+
+	return ns < UINT32_MAX ? (uint32_t)ns : UINT32_MAX;
+}
+
+void kvt_prefix_use(struct kvt_prefix *p, uint32_t node, uint32_t behind)
+{
+	kvt_tree_use(p->tree, node, &(struct kvt_content){ .recompute_ns = compute_ns(p, node), .kind = kind_of(behind) });
+}
+
+/* A path from @node up, of a prompt that has @behind more chunks. */
+static void use_path(struct kvt_prefix *p, uint32_t node, uint32_t behind)
+{
+	for (; node != NONE; node = p->tree->nodes[node].parent)
+		kvt_prefix_use(p, node, behind++);
 }
 
 /* ---- match ---- */
 
-int kvt_prefix_match(struct kvt_cache *c, const struct kvt_prefix_root *root, const uint32_t *tokens, uint32_t n,
-		     struct kvt_prefix_match *match)
+static void find(struct kvt_prefix *p, const struct kvt_root_key *key, const uint32_t *tokens, uint32_t n, bool use,
+		 struct kvt_prefix_match *match)
 {
-	struct kvt_prefix *p = prefix_of(c);
-	struct kvt_root_key key;
 	struct kvt_tree_path path;
 	uint32_t snapshot;
-	int ret = p ? kvt_prefix_key(root, &key) : -EINVAL;
 
-	if (ret)
-		return ret;
-	pthread_mutex_lock(&p->lock);
-	kvt_tree_walk(p->tree, kvt_tree_root(p->tree, &key), tokens, n, &path);
+	kvt_tree_walk(p->tree, kvt_tree_root(p->tree, key), tokens, n, &path);
+	if (use) {
+		kvt_tree_turn(p->tree);
+		use_path(p, path.node, (n + p->plan.chunk - 1) / p->plan.chunk - path.chunks);
+	}
 	kvt_tree_pin(p->tree, path.node);
 	snapshot = kvt_snapshot_above(p, path.node, path.tokens);
 	*match = (struct kvt_prefix_match){
 		.tokens = path.tokens, .chunks = path.chunks, .node = path.node,
 		.snapshot = snapshot == NONE ? 0 : p->snapshots[snapshot].tokens,
 	};
+}
+
+int kvt_prefix_pin(struct kvt_prefix *p, const struct kvt_prefix_root *root, const uint32_t *tokens, uint32_t n,
+		   struct kvt_prefix_match *match)
+{
+	struct kvt_root_key key;
+	int ret = kvt_prefix_key(root, &key);
+
+	if (ret)
+		return ret;
+	pthread_mutex_lock(&p->lock);
+	find(p, &key, tokens, n, false, match);
+	pthread_mutex_unlock(&p->lock);
+	return 0;
+}
+
+int kvt_prefix_match(struct kvt_cache *c, const struct kvt_prefix_root *root, const uint32_t *tokens, uint32_t n,
+		     struct kvt_prefix_match *match)
+{
+	struct kvt_prefix *p = prefix_of(c);
+	struct kvt_root_key key;
+	int ret = p ? kvt_prefix_key(root, &key) : -EINVAL;
+
+	if (ret)
+		return ret;
+	pthread_mutex_lock(&p->lock);
+	find(p, &key, tokens, n, true, match);
+	p->asked = true;
 	p->st.lookups++;
-	p->st.lookups_hit += path.tokens > 0;
+	p->st.lookups_hit += match->tokens > 0;
 	p->st.tokens_asked += n;
-	p->st.tokens_hit += path.tokens;
-	if (path.chunks > p->st.depth)
-		p->st.depth = path.chunks;
+	p->st.tokens_hit += match->tokens;
+	if (match->chunks > p->st.depth)
+		p->st.depth = match->chunks;
 	pthread_mutex_unlock(&p->lock);
 	return 0;
 }
@@ -300,11 +419,21 @@ void kvt_prefix_release(struct kvt_cache *c, struct kvt_prefix_match *match)
 
 /* ---- attach ---- */
 
+static enum kvt_tier fastest(const uint64_t bytes[KVT_TIERS])
+{
+	uint32_t t = 0;
+
+	while (t < KVT_TIER_DISK && !bytes[t])
+		t++;
+	return (enum kvt_tier)t;
+}
+
 /* The first @n tokens of a node that is chunk number @depth of the sequence. With the lock. */
 static void attach_node(struct kvt_prefix *p, uint32_t node, uint32_t depth, uint32_t n, struct kvt_seq *seq)
 {
 	const struct kvt_cache *c = p->cache;
 	const uint32_t *blocks = kvt_prefix_blocks(p, node);
+	uint64_t bytes[KVT_TIERS] = { 0 };
 
 	memcpy(seq->tokens + (uint64_t)depth * p->plan.chunk, kvt_tree_tokens(p->tree, node), n * sizeof(uint32_t));
 	for (uint32_t i = 0; i < c->n_planes; i++) {
@@ -314,9 +443,13 @@ static void attach_node(struct kvt_prefix *p, uint32_t node, uint32_t depth, uin
 		if (!per)
 			continue;
 		memcpy(kvt_seq_table(seq, plane) + (uint64_t)depth * per, blocks, used * sizeof(uint32_t));
-		kvt_store_get_all(c->store, blocks, used, p->st.hit_bytes);
+		kvt_store_get_all(c->store, blocks, used, bytes);
 		blocks += per;
 	}
+	for (uint32_t t = 0; t < KVT_TIERS; t++)
+		p->st.hit_bytes[t] += bytes[t];
+	/* what lies on disk will be loaded */
+	kvt_tree_place(p->tree, node, bytes[KVT_TIER_DISK] ? p->home : fastest(bytes));
 }
 
 static void count_saved(struct kvt_prefix *p, uint32_t node, uint32_t depth, uint32_t tokens)
@@ -400,6 +533,7 @@ static void take_blocks(struct kvt_prefix *p, uint32_t node, const struct kvt_se
 {
 	const struct kvt_cache *c = p->cache;
 	uint32_t *blocks = kvt_prefix_blocks(p, node), n = p->tree->nodes[node].n;
+	uint64_t bytes[KVT_TIERS] = { 0 };
 
 	for (uint32_t i = 0; i < c->n_planes; i++) {
 		const struct kvt_plane *plane = &c->planes[i];
@@ -411,23 +545,22 @@ static void take_blocks(struct kvt_prefix *p, uint32_t node, const struct kvt_se
 		memset(blocks + used, 0xff, (per - used) * sizeof(uint32_t)); /* KVT_NO_BLOCK */
 		blocks += per;
 	}
-	kvt_store_get_all(c->store, kvt_prefix_blocks(p, node), p->plan.chunk_blocks, NULL);
+	kvt_store_get_all(c->store, kvt_prefix_blocks(p, node), p->plan.chunk_blocks, bytes);
+	kvt_tree_place(p->tree, node, fastest(bytes));
 }
 
-/* A new node, another being dropped for it if need be, but not the parent. */
+/* A new node, another being dropped for it if need be. */
 static uint32_t add_node(struct kvt_prefix *p, uint32_t root, uint32_t parent, const uint32_t *tokens, uint32_t n)
 {
-	uint32_t node = kvt_tree_add(p->tree, root, parent, tokens, n), victim;
+	uint32_t node = kvt_tree_add(p->tree, root, parent, tokens, n, p->home), victim;
 
 	if (node != NONE)
 		return node;
-	if (parent != NONE)
-		p->tree->nodes[parent].flags |= KVT_NODE_LEAF_USED; /* to the back */
 	victim = kvt_tree_leaf(p->tree);
-	if (victim == NONE || victim == parent)
+	if (victim == NONE)
 		return NONE;
 	kvt_prefix_drop(p, victim);
-	return kvt_tree_add(p->tree, root, parent, tokens, n);
+	return kvt_tree_add(p->tree, root, parent, tokens, n, p->home);
 }
 
 /* One chunk or tail behind @parent. Returns its node (for a tail, perhaps a longer one), or NONE. */
@@ -445,6 +578,7 @@ static uint32_t insert_chunk(struct kvt_prefix *p, uint32_t root, uint32_t paren
 	if (node != NONE) {
 		kvt_store_put_all(p->cache->store, kvt_prefix_blocks(p, node), p->plan.chunk_blocks);
 		p->tree->nodes[node].flags &= ~(KVT_NODE_BAD | KVT_NODE_SAVED);
+		p->tree->nodes[node].flags |= KVT_NODE_NEW;
 	} else {
 		node = add_node(p, root, parent, tokens, n);
 		if (node == NONE)
@@ -461,13 +595,46 @@ static uint32_t insert_chunk(struct kvt_prefix *p, uint32_t root, uint32_t paren
 	return node;
 }
 
+/* The chunks of @seq behind those that are known. Returns the token before which it ends. With the lock. */
+static uint32_t insert_path(struct kvt_prefix *p, uint32_t root, struct kvt_seq *seq, uint32_t tokens, uint32_t ns)
+{
+	const uint32_t chunk = p->plan.chunk;
+	struct kvt_tree_path path;
+	uint32_t at, n, node, known;
+
+	kvt_tree_walk(p->tree, root, seq->tokens, tokens, &path);
+	if (!p->asked) { /* nobody has asked for it: a use of its own */
+		kvt_tree_turn(p->tree);
+		use_path(p, path.parent, (tokens - path.whole + chunk - 1) / chunk);
+	}
+	p->asked = false;
+	known = path.parent;
+	if (known != NONE) /* it does not make room for what is behind it */
+		kvt_tree_hold(p->tree, known);
+	for (at = path.whole; at < tokens; at += n) {
+		n = tokens - at < chunk ? tokens - at : chunk;
+		if ((at - path.whole) % (KVT_TREE_FETCH * chunk) == 0)
+			kvt_tree_fetch(p->tree, root, path.parent, seq->tokens + at, (tokens - at) / chunk);
+		node = insert_chunk(p, root, path.parent, seq, at, n, ns);
+		if (node == NONE)
+			break;
+		path.parent = node;
+	}
+	n = at < tokens ? (tokens - at + chunk - 1) / chunk : 0;
+	node = path.parent;
+	for (; node != NONE && (p->tree->nodes[node].flags & KVT_NODE_NEW); node = p->tree->nodes[node].parent)
+		kvt_prefix_use(p, node, n++);
+	if (known != NONE)
+		kvt_tree_unhold(p->tree, known);
+	return at;
+}
+
 int64_t kvt_prefix_insert(struct kvt_cache *c, const struct kvt_prefix_root *root, struct kvt_seq *seq, uint32_t tokens,
 			  uint32_t ns)
 {
 	struct kvt_prefix *p = prefix_of(c);
-	uint32_t chunk, n, at;
-	struct kvt_tree_path path;
 	struct kvt_root_key key;
+	uint32_t at = 0, place;
 	int ret = p ? kvt_prefix_key(root, &key) : -EINVAL;
 
 	if (ret)
@@ -480,73 +647,80 @@ int64_t kvt_prefix_insert(struct kvt_cache *c, const struct kvt_prefix_root *roo
 		ret = check_written(c, seq, tokens);
 	if (ret)
 		return ret;
-	chunk = p->plan.chunk;
 	pthread_mutex_lock(&p->lock);
-	path.root = kvt_tree_root_get(p->tree, &key);
-	kvt_tree_walk(p->tree, path.root, seq->tokens, tokens, &path);
-	for (at = path.whole; at < tokens && path.root != NONE; at += n) {
-		n = tokens - at < chunk ? tokens - at : chunk;
-		path.node = insert_chunk(p, path.root, path.parent, seq, at, n, ns);
-		if (path.node == NONE)
-			break;
-		path.parent = path.node;
+	place = kvt_tree_root_get(p->tree, &key);
+	if (place != NONE) {
+		at = insert_path(p, place, seq, tokens, ns);
+		kvt_tree_root_put(p->tree, place);
 	}
-	p->st.refused += (tokens - at + chunk - 1) / chunk;
-	if (path.root != NONE)
-		kvt_tree_root_put(p->tree, path.root);
+	p->st.refused += (tokens - at + p->plan.chunk - 1) / p->plan.chunk;
 	pthread_mutex_unlock(&p->lock);
 	return at;
 }
 
 /* ---- evict ---- */
 
-/* Out of @tier, to what is below. True: no block of it is there any more. Without the lock; it is held. */
-static bool demote(struct kvt_prefix *p, uint32_t node, enum kvt_tier tier)
+/*
+ * Out of @tier, to what is below, with @worth not to where it would take longer to load than to compute. True: no block of
+ * it is there any more. Without the lock; it is held.
+ */
+static bool demote(struct kvt_prefix *p, uint32_t node, enum kvt_tier tier, bool worth)
 {
 	const uint32_t *blocks = kvt_prefix_blocks(p, node), n = p->plan.chunk_blocks;
 	struct kvt_store *s = p->cache->store;
+	struct kvt_policy_params c = costs(p);
 
-	for (uint32_t to = tier + 1; to < KVT_TIERS && kvt_store_count(s, blocks, n, tier); to++)
-		if (p->cache->budget[to].limit)
-			kvt_store_move(s, blocks, n, (enum kvt_tier)to);
+	for (uint32_t to = tier; kvt_store_count(s, blocks, n, tier);) {
+		to = kvt_policy_below(&c, to, worth ? compute_ns(p, node) : 0);
+		if (to == KVT_TIERS)
+			break;
+		kvt_store_move(s, blocks, n, (enum kvt_tier)to);
+	}
 	return !kvt_store_count(s, blocks, n, tier);
 }
 
-/* From a memory tier: demoted, or dropped where that is all that can be done. */
-static uint32_t evict_memory(struct kvt_prefix *p, enum kvt_tier tier, uint32_t chunks)
+/* From a memory tier: demoted. What cannot be now is passed over. */
+static uint32_t evict_memory(struct kvt_prefix *p, enum kvt_tier tier, uint32_t chunks, bool worth)
 {
-	uint32_t node, gone = 0;
-	bool there, out;
+	uint32_t held[SKIPS], n_held = 0, node, gone = 0;
+	bool out;
 
 	pthread_mutex_lock(&p->lock);
-	while (gone < chunks && (node = kvt_tree_warm(p->tree)) != NONE) {
-		there = kvt_store_count(p->cache->store, kvt_prefix_blocks(p, node), p->plan.chunk_blocks, tier);
+	while (gone < chunks && n_held < SKIPS) {
+		node = find_victim(p, 1u << tier, tier);
+		if (node == NONE) /* what was loaded meanwhile may be elsewhere than was thought */
+			node = find_victim(p, MEMORY_TIERS, tier);
+		if (node == NONE)
+			break;
 		kvt_tree_hold(p->tree, node);
 		pthread_mutex_unlock(&p->lock);
-		out = there && demote(p, node, tier);
+		out = demote(p, node, tier, worth);
 		pthread_mutex_lock(&p->lock);
-		kvt_tree_unhold(p->tree, node);
-		kvt_tree_cool(p->tree, node);
-		if (out)
+		locate(p, node);
+		if (out) {
+			kvt_tree_unhold(p->tree, node);
 			p->st.demoted++;
-		gone += out;
+			gone++;
+		} else {
+			held[n_held++] = node;
+		}
 	}
+	while (n_held--)
+		kvt_tree_unhold(p->tree, held[n_held]);
 	pthread_mutex_unlock(&p->lock);
 	return gone;
 }
 
 uint32_t kvt_prefix_drop_from(struct kvt_prefix *p, enum kvt_tier tier, uint32_t chunks)
 {
-	uint32_t node, gone = 0, tries;
+	uint32_t node, gone;
 
 	pthread_mutex_lock(&p->lock);
-	for (tries = p->tree->used; tries && gone < chunks && (node = kvt_tree_leaf(p->tree)) != NONE; tries--) {
-		if (kvt_store_count(p->cache->store, kvt_prefix_blocks(p, node), p->plan.chunk_blocks, tier)) {
-			kvt_prefix_drop(p, node);
-			gone++;
-		} else {
-			p->tree->ops->touch(p->tree->leaves, node, KVT_USE_READ);
-		}
+	for (gone = 0; gone < chunks; gone++) {
+		node = find_victim(p, 0, tier);
+		if (node == NONE)
+			break;
+		kvt_prefix_drop(p, node);
 	}
 	pthread_mutex_unlock(&p->lock);
 	return gone;
@@ -562,9 +736,11 @@ int64_t kvt_prefix_evict(struct kvt_cache *c, enum kvt_tier tier, uint32_t chunk
 	if ((unsigned int)tier >= KVT_TIERS)
 		return kvt_fail(-EINVAL, "tier %u", tier);
 	if (tier != KVT_TIER_DISK)
-		gone = evict_memory(p, tier, chunks);
+		gone = evict_memory(p, tier, chunks, true);
 	if (gone < chunks)
 		gone += kvt_prefix_drop_from(p, tier, chunks - gone);
+	if (gone < chunks && tier != KVT_TIER_DISK) /* not worth it, but what is behind them is there, and was */
+		gone += evict_memory(p, tier, chunks - gone, false);
 	return gone;
 }
 

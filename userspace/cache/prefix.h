@@ -44,18 +44,28 @@ struct kvt_prefix {
 	uint8_t *row;		   /* one, for a state's last bytes; under row_lock */
 	pthread_mutex_t row_lock;
 	uint64_t clock;		   /* of snapshot use */
+	enum kvt_tier home;	   /* where what is used is loaded to */
+	bool asked;		   /* a match has begun a turn, and what it computes belongs to it */
 	struct kvt_keeper *keeper; /* or NULL: nothing outlives the process */
 
 	pthread_mutex_t lock;
 	struct kvt_prefix_stats st;
 };
 
-/* Fill @plan from @params; planes are those of the cache. -EINVAL, -ENOMEM. */
-int kvt_prefix_plan(struct kvt_prefix_plan *plan, const struct kvt_cache_params *params, const struct kvt_plane *planes);
+/* Fill @plan from @params; planes and policy are those of the cache. -EINVAL, -ENOMEM. */
+int kvt_prefix_plan(struct kvt_prefix_plan *plan, const struct kvt_cache_params *params, const struct kvt_plane *planes,
+		    const struct kvt_policy_ops *policy);
 uint64_t kvt_prefix_plan_bytes(const struct kvt_prefix_plan *plan, uint32_t capacity);
 
 int kvt_prefix_create(struct kvt_cache *cache, const struct kvt_prefix_plan *plan, struct kvt_prefix **prefix);
 void kvt_prefix_destroy(struct kvt_prefix *prefix);
+
+/* Find and pin. Not a use: nothing is counted. */
+int kvt_prefix_pin(struct kvt_prefix *prefix, const struct kvt_prefix_root *root, const uint32_t *tokens, uint32_t n,
+		   struct kvt_prefix_match *match);
+
+/* With the lock: a node's chunk is used, by a prompt that has @behind more chunks behind it. */
+void kvt_prefix_use(struct kvt_prefix *prefix, uint32_t node, uint32_t behind);
 
 /* Drop the chunk that is needed least, to make room for other blocks. False: none would. Without the lock. */
 bool kvt_prefix_reclaim(struct kvt_prefix *prefix);

@@ -138,7 +138,7 @@ int kvt_snapshot_put(struct kvt_cache *c, const struct kvt_prefix_root *root, co
 	if (!p || !state || !bytes || bytes > p->plan.snapshot_bytes)
 		return kvt_fail(-EINVAL, "snapshot: a state of %llu bytes: snapshot_bytes is %llu", (unsigned long long)bytes,
 				p ? (unsigned long long)p->plan.snapshot_bytes : 0);
-	ret = kvt_prefix_match(c, root, tokens, n, &match);
+	ret = kvt_prefix_pin(p, root, tokens, n, &match);
 	if (ret)
 		return ret;
 	if (match.tokens < n || !n) {

@@ -10,8 +10,8 @@
 #include "base/err.h"
 
 #define NONE KVT_TREE_NONE
-#define BATCH 16 /* chunks whose cache lines are fetched side by side */
-#define LEAVES KVT_TIER_RAM /* one list of the policy serves */
+#define BATCH KVT_TREE_FETCH
+#define ALL_TIERS ((1u << KVT_TIERS) - 1)
 
 static uint64_t mix(uint64_t z)
 {
@@ -21,16 +21,21 @@ static uint64_t mix(uint64_t z)
 }
 
 /* NH, the universal hash of UMAC: whoever does not know the key cannot choose tokens that collide. */
-static uint64_t hash_chunk(const struct kvt_tree *t, uint64_t parent, const uint32_t *tokens)
+static uint64_t hash_tokens(const struct kvt_tree *t, uint64_t parent, const uint32_t *tokens, uint32_t n)
 {
 	uint64_t sum = 0;
 	uint32_t i;
 
-	for (i = 0; i + 1 < t->chunk; i += 2)
+	for (i = 0; i + 1 < n; i += 2)
 		sum += (uint64_t)(tokens[i] + t->key[i]) * (tokens[i + 1] + t->key[i + 1]);
-	if (i < t->chunk)
+	if (i < n)
 		sum += (uint64_t)(tokens[i] + t->key[i]) * t->key[t->chunk];
 	return mix(sum + parent * 0x9E3779B97F4A7C15ull);
+}
+
+static uint64_t hash_chunk(const struct kvt_tree *t, uint64_t parent, const uint32_t *tokens)
+{
+	return hash_tokens(t, parent, tokens, t->chunk);
 }
 
 /* ---- siblings in token order ---- */
@@ -174,23 +179,18 @@ static uint64_t lay_out(struct kvt_tree *t, uint32_t chunk, uint32_t capacity, u
 	return at;
 }
 
-static struct kvt_policy_params policy_params(uint32_t capacity)
-{
-	return (struct kvt_policy_params){ .blocks = capacity, .frames = { [LEAVES] = capacity } };
-}
-
 uint64_t kvt_tree_bytes(uint32_t chunk, uint32_t capacity, const struct kvt_policy_ops *ops)
 {
-	struct kvt_policy_params policy = policy_params(capacity);
+	const struct kvt_policy_params policy = { .blocks = capacity, .keyed = true };
 	struct kvt_tree t;
 
-	return sizeof(t) + lay_out(&t, chunk, capacity, NULL) + 2 * ops->bytes(&policy);
+	return sizeof(t) + lay_out(&t, chunk, capacity, NULL) + ops->bytes(&policy);
 }
 
 int kvt_tree_create(uint32_t chunk, uint32_t capacity, uint64_t seed, const struct kvt_policy_ops *ops,
-		    struct kvt_tree **tree)
+		    const struct kvt_policy_params *costs, struct kvt_tree **tree)
 {
-	struct kvt_policy_params policy = policy_params(capacity);
+	struct kvt_policy_params policy = *costs;
 	struct kvt_tree *t = calloc(1, sizeof(*t));
 
 	if (!t)
@@ -201,15 +201,17 @@ int kvt_tree_create(uint32_t chunk, uint32_t capacity, uint64_t seed, const stru
 	t->free_node = t->free_root = NONE;
 	t->map_bytes = lay_out(t, chunk, capacity, NULL);
 	t->map = mmap(NULL, t->map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	t->leaves = ops->create(&policy);
-	t->warm = ops->create(&policy);
-	if (t->map == MAP_FAILED || !t->leaves || !t->warm) {
+	policy.blocks = capacity;
+	policy.keyed = true;
+	t->policy = ops->create(&policy);
+	if (t->map == MAP_FAILED || !t->policy) {
 		if (t->map == MAP_FAILED)
 			t->map = NULL;
 		kvt_tree_destroy(t);
 		return kvt_fail(-ENOMEM, "no memory for a prefix tree of %u chunks", capacity);
 	}
 	lay_out(t, chunk, capacity, t->map);
+	madvise(t->map, t->map_bytes, MADV_HUGEPAGE); /* where there are any: nodes are found all over it */
 	for (uint32_t i = 0; i <= chunk; i++)
 		t->key[i] = (uint32_t)(mix(seed + i * 0x9E3779B97F4A7C15ull) >> 32);
 	*tree = t;
@@ -220,10 +222,8 @@ void kvt_tree_destroy(struct kvt_tree *t)
 {
 	if (!t)
 		return;
-	if (t->leaves)
-		t->ops->destroy(t->leaves);
-	if (t->warm)
-		t->ops->destroy(t->warm);
+	if (t->policy)
+		t->ops->destroy(t->policy);
 	if (t->map)
 		munmap(t->map, t->map_bytes);
 	free(t);
@@ -382,6 +382,16 @@ void kvt_tree_walk(struct kvt_tree *t, uint32_t root, const uint32_t *tokens, ui
 		walk_tail(t, root, tokens + p->tokens, n - p->tokens, p);
 }
 
+void kvt_tree_fetch(struct kvt_tree *t, uint32_t root, uint32_t parent, const uint32_t *tokens, uint32_t n)
+{
+	uint64_t hash = hash_of(t, root, parent);
+
+	for (uint32_t i = 0; i < n && i < BATCH; i++) {
+		hash = hash_chunk(t, hash, tokens + (uint64_t)i * t->chunk);
+		__builtin_prefetch(&t->buckets[hash & (t->n_buckets - 1)], 1);
+	}
+}
+
 uint32_t kvt_tree_child(struct kvt_tree *t, uint32_t root, uint32_t parent, const uint32_t *tokens, uint32_t n)
 {
 	struct gap g;
@@ -394,83 +404,111 @@ uint32_t kvt_tree_child(struct kvt_tree *t, uint32_t root, uint32_t parent, cons
 	return g.after_shared == n ? g.after : NONE;
 }
 
-/* ---- the two orders ---- */
+/* ---- who may leave ---- */
 
-static void list(struct kvt_tree *t, uint32_t node, uint32_t flag)
+static bool may_leave(const struct kvt_tree *t, uint32_t node)
 {
-	struct kvt_policy *p = flag == KVT_NODE_LEAF ? t->leaves : t->warm;
+	const struct kvt_tree_node *v = &t->nodes[node];
+	uint32_t behind = 0;
 
-	t->nodes[node].flags |= flag;
-	t->ops->touch(p, node, KVT_USE_READ);
-	t->ops->idle(p, node, LEAVES, true);
+	for (uint32_t i = 0; i <= v->tier; i++)
+		behind += v->behind[i];
+	return !behind && !(v->flags & KVT_NODE_NEW) && !kvt_tree_busy(t, node);
 }
 
-static void unlist(struct kvt_tree *t, uint32_t node, uint32_t flag)
+void kvt_tree_skip(struct kvt_tree *t, uint32_t node)
 {
-	t->nodes[node].flags &= ~flag;
-	t->ops->busy(flag == KVT_NODE_LEAF ? t->leaves : t->warm, node);
+	if (!(t->nodes[node].flags & KVT_NODE_LISTED))
+		return;
+	t->nodes[node].flags &= ~KVT_NODE_LISTED;
+	t->ops->busy(t->policy, node);
 }
 
-static uint32_t next_of(struct kvt_tree *t, uint32_t flag, uint32_t used)
+void kvt_tree_settle(struct kvt_tree *t, uint32_t node)
 {
-	struct kvt_policy *p = flag == KVT_NODE_LEAF ? t->leaves : t->warm;
+	if (!may_leave(t, node)) {
+		kvt_tree_skip(t, node);
+		return;
+	}
+	t->nodes[node].flags |= KVT_NODE_LISTED;
+	t->ops->idle(t->policy, node, t->nodes[node].tier, true);
+}
+
+void kvt_tree_place(struct kvt_tree *t, uint32_t node, enum kvt_tier tier)
+{
+	struct kvt_tree_node *v = &t->nodes[node];
+
+	if (v->tier == tier)
+		return;
+	if (v->parent != NONE) {
+		t->nodes[v->parent].behind[v->tier]--;
+		t->nodes[v->parent].behind[tier]++;
+	}
+	v->tier = (uint16_t)tier;
+	kvt_tree_settle(t, node);
+	if (v->parent != NONE)
+		kvt_tree_settle(t, v->parent);
+}
+
+void kvt_tree_use(struct kvt_tree *t, uint32_t node, const struct kvt_content *what)
+{
+	struct kvt_content content;
+
+	if (what) {
+		content = *what;
+		if (!content.key)
+			content.key = t->nodes[node].hash | 1;
+		t->ops->describe(t->policy, node, &content);
+	}
+	t->ops->touch(t->policy, node, KVT_USE_READ);
+	t->nodes[node].flags &= ~KVT_NODE_NEW;
+	kvt_tree_settle(t, node);
+}
+
+void kvt_tree_turn(struct kvt_tree *t)
+{
+	t->ops->turn(t->policy);
+}
+
+uint32_t kvt_tree_victim(struct kvt_tree *t, uint32_t tiers)
+{
 	uint32_t node;
 
-	while ((node = t->ops->victim(p, 1u << LEAVES, true)) != KVT_POLICY_NONE) {
-		struct kvt_tree_node *v = &t->nodes[node];
-
-		if (v->pins || v->holds) {
-			unlist(t, node, flag); /* until it is let go of */
-		} else if (v->flags & used) {
-			v->flags &= ~used;
-			t->ops->touch(p, node, KVT_USE_READ);
-		} else {
+	while ((node = t->ops->victim(t->policy, tiers, true)) != KVT_POLICY_NONE) {
+		if (!kvt_tree_busy(t, node))
 			return node;
-		}
+		kvt_tree_skip(t, node); /* until it is let go of */
 	}
 	return NONE;
 }
 
+/* What is behind a node is worth no more than it, so that goes first. */
 uint32_t kvt_tree_leaf(struct kvt_tree *t)
 {
-	return next_of(t, KVT_NODE_LEAF, KVT_NODE_LEAF_USED);
-}
+	uint32_t node, leaf, passed = NONE;
 
-uint32_t kvt_tree_warm(struct kvt_tree *t)
-{
-	return next_of(t, KVT_NODE_WARM, KVT_NODE_WARM_USED);
-}
-
-void kvt_tree_cool(struct kvt_tree *t, uint32_t node)
-{
-	if (t->nodes[node].flags & KVT_NODE_WARM)
-		unlist(t, node, KVT_NODE_WARM);
+	for (;;) {
+		node = leaf = kvt_tree_victim(t, ALL_TIERS);
+		while (leaf != NONE && t->nodes[leaf].children != NONE)
+			leaf = t->nodes[leaf].children;
+		if (leaf == NONE || (t->nodes[leaf].flags & KVT_NODE_LISTED))
+			break;
+		kvt_tree_skip(t, node);
+		t->nodes[node].passed = passed;
+		passed = node;
+	}
+	for (; passed != NONE; passed = t->nodes[passed].passed)
+		kvt_tree_settle(t, passed);
+	return leaf;
 }
 
 /* ---- changing ---- */
 
 void kvt_tree_pin(struct kvt_tree *t, uint32_t node)
 {
-	for (; node != NONE; node = t->nodes[node].parent) {
-		struct kvt_tree_node *v = &t->nodes[node];
-
-		v->flags |= KVT_NODE_LEAF_USED | KVT_NODE_WARM_USED;
-		if (!v->pins++)
+	for (; node != NONE; node = t->nodes[node].parent)
+		if (!t->nodes[node].pins++)
 			t->pinned++;
-	}
-}
-
-/* Back into the orders, if nobody has it any more. */
-static void settle(struct kvt_tree *t, uint32_t node)
-{
-	const struct kvt_tree_node *v = &t->nodes[node];
-
-	if (kvt_tree_busy(t, node))
-		return;
-	if (v->children == NONE && !(v->flags & KVT_NODE_LEAF))
-		list(t, node, KVT_NODE_LEAF);
-	if (!(v->flags & KVT_NODE_WARM))
-		list(t, node, KVT_NODE_WARM);
 }
 
 void kvt_tree_unpin(struct kvt_tree *t, uint32_t node)
@@ -479,7 +517,8 @@ void kvt_tree_unpin(struct kvt_tree *t, uint32_t node)
 		if (--t->nodes[node].pins)
 			continue;
 		t->pinned--;
-		settle(t, node);
+		if (!(t->nodes[node].flags & KVT_NODE_LISTED))
+			kvt_tree_settle(t, node);
 	}
 }
 
@@ -491,10 +530,11 @@ void kvt_tree_hold(struct kvt_tree *t, uint32_t node)
 void kvt_tree_unhold(struct kvt_tree *t, uint32_t node)
 {
 	t->nodes[node].holds--;
-	settle(t, node);
+	kvt_tree_settle(t, node);
 }
 
-uint32_t kvt_tree_add(struct kvt_tree *t, uint32_t root, uint32_t parent, const uint32_t *tokens, uint32_t n)
+uint32_t kvt_tree_add(struct kvt_tree *t, uint32_t root, uint32_t parent, const uint32_t *tokens, uint32_t n,
+		      enum kvt_tier tier)
 {
 	uint32_t node, *head;
 	struct kvt_tree_node *v;
@@ -508,19 +548,20 @@ uint32_t kvt_tree_add(struct kvt_tree *t, uint32_t root, uint32_t parent, const 
 		return NONE;
 	}
 	v = &t->nodes[node];
-	*v = (struct kvt_tree_node){ .root = root, .parent = parent, .n = n, .children = NONE, .snapshot = NONE };
+	*v = (struct kvt_tree_node){ .root = root, .parent = parent, .n = n, .children = NONE, .snapshot = NONE,
+				     .tier = (uint16_t)tier, .flags = KVT_NODE_NEW };
 	memcpy(kvt_tree_tokens(t, node), tokens, n * sizeof(*tokens));
+	v->hash = hash_tokens(t, hash_of(t, root, parent), tokens, n);
 	if (n == t->chunk) {
-		v->hash = hash_chunk(t, hash_of(t, root, parent), tokens);
 		head = &t->buckets[v->hash & (t->n_buckets - 1)];
 		v->next = *head;
 		*head = node + 1;
 	}
 	treap_insert(t, siblings(t, root, parent), node);
-	if (parent != NONE && (t->nodes[parent].flags & KVT_NODE_LEAF))
-		unlist(t, parent, KVT_NODE_LEAF);
-	list(t, node, KVT_NODE_LEAF);
-	list(t, node, KVT_NODE_WARM);
+	if (parent != NONE) {
+		t->nodes[parent].behind[tier]++;
+		kvt_tree_settle(t, parent);
+	}
 	t->roots[root].nodes++;
 	t->used++;
 	t->used_tokens += n;
@@ -550,10 +591,11 @@ void kvt_tree_remove(struct kvt_tree *t, uint32_t node)
 			link = &t->nodes[*link - 1].next;
 		*link = v->next;
 	}
-	t->ops->forget(t->leaves, node);
-	t->ops->forget(t->warm, node);
-	if (v->parent != NONE && t->nodes[v->parent].children == NONE)
-		list(t, v->parent, KVT_NODE_LEAF);
+	t->ops->forget(t->policy, node);
+	if (v->parent != NONE) {
+		t->nodes[v->parent].behind[v->tier]--;
+		kvt_tree_settle(t, v->parent);
+	}
 	t->used--;
 	t->used_tokens -= v->n;
 	v->n = 0;
@@ -589,10 +631,8 @@ static int check_node(const struct kvt_tree *t, uint32_t node, uint64_t *pins)
 		return wrong("not above its siblings", node);
 	if (v->n == t->chunk && find_whole(t, v->root, v->parent, v->hash, kvt_tree_tokens(t, node)) != node)
 		return wrong("not found by its hash", node);
-	if (v->children != NONE && (v->flags & KVT_NODE_LEAF))
-		return wrong("listed as a leaf with children", node);
-	if (!kvt_tree_busy(t, node) && (!(v->flags & KVT_NODE_LEAF) != (v->children != NONE)))
-		return wrong("a leaf that is not listed", node);
+	if (!kvt_tree_busy(t, node) && may_leave(t, node) != !!(v->flags & KVT_NODE_LISTED))
+		return wrong(may_leave(t, node) ? "it may leave, and the policy does not know" : "listed, and may not leave", node);
 	*pins += v->pins > 0;
 	return 0;
 }

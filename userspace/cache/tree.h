@@ -10,8 +10,12 @@
  *
  * A pin holds a node and all above it. free + evictable + pinned == capacity.
  * A hold, for who works on a node for a moment, keeps it alone.
- * Nodes that are used keep their place in the policy's order until that asks
- * for them (they are marked, and go to the back then), so that a match costs no list work.
+ *
+ * A node is in the fastest tier that has some of its blocks, as its owner says.
+ * It may leave that tier when nothing behind it is there or in a faster one, and
+ * the tree when nothing is behind it at all: what is behind a node is never used
+ * without it. Which of those that may leave should is the policy's to say. Pinned
+ * nodes stay in its lists until it names them, so that a match costs no list work.
  *
  * Everything is allocated at creation. Not locked: its owner does that.
  */
@@ -27,17 +31,15 @@
 #define KVT_ROOT_PART 64 /* bytes of an adapter's or a salt's name */
 
 enum {
-	KVT_NODE_LEAF = 1 << 0,	     /* in the order of leaves; else it is none, or was pinned when it was asked for */
-	KVT_NODE_WARM = 1 << 1,	     /* in the order of the warm */
-	KVT_NODE_LEAF_USED = 1 << 2, /* since its order last asked for it */
-	KVT_NODE_WARM_USED = 1 << 3,
-	KVT_NODE_BAD = 1 << 4,	 /* its bytes are lost: it is not found until they are computed again */
-	KVT_NODE_SAVED = 1 << 5, /* its record is in the log */
-	KVT_NODE_QUEUED = 1 << 6, /* to be saved */
+	KVT_NODE_LISTED = 1 << 0, /* the policy has it as a candidate */
+	KVT_NODE_BAD = 1 << 1,	  /* its bytes are lost: it is not found until they are computed again */
+	KVT_NODE_SAVED = 1 << 2,  /* its record is in the log */
+	KVT_NODE_QUEUED = 1 << 3, /* to be saved */
+	KVT_NODE_NEW = 1 << 4,	  /* not used yet: it stays */
 };
 
 struct kvt_tree_node {
-	uint64_t hash;	   /* of the path down to here */
+	uint64_t hash;	   /* of the path down to here; whole chunks are found by it */
 	uint64_t id;	   /* in the log */
 	uint32_t root;
 	uint32_t parent;   /* NONE: the root */
@@ -50,7 +52,10 @@ struct kvt_tree_node {
 	uint32_t ns;	   /* a token's cost */
 	uint32_t snapshot; /* the owner's, or NONE */
 	uint32_t before, after; /* the owner's: in the queue of those to be saved */
-	uint32_t flags;	   /* KVT_NODE_* */
+	uint32_t behind[KVT_TIERS]; /* children, by tier */
+	uint32_t passed;   /* the next of those that a search has passed over */
+	uint16_t flags;	   /* KVT_NODE_* */
+	uint16_t tier;
 };
 
 /* Each field has its own place and length, so that no two roots have one key. */
@@ -77,8 +82,7 @@ struct kvt_tree {
 	uint32_t *key;	   /* [chunk] secret words of the hash */
 	uint32_t *buckets, *root_heads; /* first of its chain, plus 1 */
 	const struct kvt_policy_ops *ops;
-	struct kvt_policy *leaves; /* who may be dropped: leaves that are not pinned */
-	struct kvt_policy *warm;   /* who may be demoted */
+	struct kvt_policy *policy;
 	uint32_t free_node, free_root;
 	uint32_t fresh_node, fresh_root; /* from here on never used */
 	uint32_t used, pinned, roots_used; /* nodes */
@@ -100,9 +104,9 @@ struct kvt_tree_path {
 /* Bytes that create() takes. */
 uint64_t kvt_tree_bytes(uint32_t chunk, uint32_t capacity, const struct kvt_policy_ops *ops);
 
-/* @seed keys the hash. */
+/* @seed keys the hash. @costs: tiers' sizes in chunks and what a chunk costs, as the policy is told. */
 int kvt_tree_create(uint32_t chunk, uint32_t capacity, uint64_t seed, const struct kvt_policy_ops *ops,
-		    struct kvt_tree **tree);
+		    const struct kvt_policy_params *costs, struct kvt_tree **tree);
 void kvt_tree_destroy(struct kvt_tree *tree);
 
 /* The root with this key, or NONE. */
@@ -119,9 +123,18 @@ uint32_t kvt_tree_child(struct kvt_tree *tree, uint32_t root, uint32_t parent, c
 
 /*
  * A new child. @n < chunk: a tail, which can have no children. NONE: no node is
- * free. The caller knows that there is no such child yet.
+ * free. The caller knows that there is no such child yet. It may not leave before it is used.
  */
-uint32_t kvt_tree_add(struct kvt_tree *tree, uint32_t root, uint32_t parent, const uint32_t *tokens, uint32_t n);
+uint32_t kvt_tree_add(struct kvt_tree *tree, uint32_t root, uint32_t parent, const uint32_t *tokens, uint32_t n,
+		      enum kvt_tier tier);
+
+/* A request uses a node; of its path, the deepest first. @what: is newly known of it, or NULL; its key 0: the path's hash. */
+void kvt_tree_use(struct kvt_tree *tree, uint32_t node, const struct kvt_content *what);
+void kvt_tree_turn(struct kvt_tree *tree); /* between two requests */
+
+/* What adding the first KVT_TREE_FETCH of @n chunks behind @parent will touch, on its way to the processor. */
+#define KVT_TREE_FETCH 16
+void kvt_tree_fetch(struct kvt_tree *tree, uint32_t root, uint32_t parent, const uint32_t *tokens, uint32_t n);
 
 /* A tail that a sibling's tokens begin with, not busy: it is of no more use. Or NONE. */
 uint32_t kvt_tree_covered(struct kvt_tree *tree, uint32_t node);
@@ -137,14 +150,18 @@ static inline bool kvt_tree_busy(const struct kvt_tree *tree, uint32_t node)
 /* A leaf that is not busy. */
 void kvt_tree_remove(struct kvt_tree *tree, uint32_t node);
 
-/* A pin is a use. */
 void kvt_tree_pin(struct kvt_tree *tree, uint32_t node);
 void kvt_tree_unpin(struct kvt_tree *tree, uint32_t node);
 
-/* The leaf that should be dropped, or the node that should be demoted next, neither busy; NONE. */
+void kvt_tree_place(struct kvt_tree *tree, uint32_t node, enum kvt_tier tier);
+
+/* The node that should leave one of @tiers (mask of 1 << tier), or the leaf that should be dropped next, not busy; NONE. */
+uint32_t kvt_tree_victim(struct kvt_tree *tree, uint32_t tiers);
 uint32_t kvt_tree_leaf(struct kvt_tree *tree);
-uint32_t kvt_tree_warm(struct kvt_tree *tree);
-void kvt_tree_cool(struct kvt_tree *tree, uint32_t node); /* it has been demoted */
+
+/* Another one is wanted, until this one is settled. */
+void kvt_tree_skip(struct kvt_tree *tree, uint32_t node);
+void kvt_tree_settle(struct kvt_tree *tree, uint32_t node);
 
 static inline uint32_t *kvt_tree_tokens(const struct kvt_tree *tree, uint32_t node)
 {

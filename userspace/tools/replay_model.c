@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 /*
- * The model of a prefix cache that a trace is replayed through, with the real policies.
+ * A trace through the prefix cache's own tree and the real policies; what is
+ * modelled is the clock and how many blocks a tier holds.
  *
- * A prompt is a path from a root. A block is a hit if it and all before it are
- * cached. When a request is done all its blocks are cached, in the first tier,
- * and are touched, the last first; one turn has passed. Then each tier that is
- * too full gives blocks down, until it is not: the policy says which, of those
- * without a block behind them in this tier or a faster one. What leaves the last
- * tier is dropped. A request's own blocks need no place in a tier while it runs.
+ * A prompt is a path in the tree, of chunks of one "token": the block's number. A
+ * block is a hit if it and all before it are cached. When a request is done all its
+ * blocks are cached, in the first tier, and are used, the last first; one turn has
+ * passed. Then each tier that is too full gives blocks down, until it is not. What leaves
+ * the last tier is dropped. A request's own blocks need no place in a tier while it runs.
  *
  * The optimum. A use of a block is a use of all before it, so none is used later
  * than one behind it. Who keeps what is used soonest, of equals the shallowest,
@@ -20,27 +20,19 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "cache/tree.h"
 #include "tools/replay.h"
 
 #define NONE UINT32_MAX
-
-/* A cached block, by the number that the policy knows. */
-struct cached {
-	uint32_t node;
-	uint32_t tier;
-	uint32_t behind[KVT_TIERS]; /* cached blocks behind it, by tier */
-	uint32_t next;		    /* free list */
-};
+#define SEED 1 /* of the hash: any */
 
 struct model {
 	const struct trace *t;
 	const struct replay_params *p;
 	struct kvt_policy_params pp;
-	const struct kvt_policy_ops *ops;
-	struct kvt_policy *policy;
-	struct cached *cached;
-	uint32_t *where; /* [n_distinct] -> cached, or NONE */
-	uint32_t free, used[KVT_TIERS];
+	struct kvt_tree *tree;
+	uint32_t root;
+	uint32_t used[KVT_TIERS];
 	uint64_t block_bytes;
 	double *ttft;
 	struct replay_result *r;
@@ -58,14 +50,13 @@ static uint32_t longest(const struct trace *t)
 static int model_init(struct model *m)
 {
 	uint64_t blocks = (uint64_t)longest(m->t);
+	int ret;
 
-	m->ops = m->p->policy;
 	m->block_bytes = m->p->token_bytes * m->t->block_tokens;
 	for (uint32_t t = 0; t < KVT_TIERS; t++)
 		blocks += m->p->frames[t];
 	if (blocks >= NONE)
 		return kvt_fail(-E2BIG, "%llu blocks in all tiers are too many", (unsigned long long)blocks);
-	m->pp = (struct kvt_policy_params){ .blocks = (uint32_t)blocks, .keyed = true };
 	for (uint32_t t = 0; t < KVT_TIERS; t++) {
 		uint64_t rate = m->p->load_bytes_per_s[t];
 		double ns = rate ? (double)m->block_bytes * 1e9 / (double)rate : 0;
@@ -74,113 +65,42 @@ static int model_init(struct model *m)
 		m->pp.reload_ns[t] = ns < UINT32_MAX ? (uint32_t)ns : UINT32_MAX;
 	}
 	m->pp.recompute_ns = (uint32_t)fmin((double)m->t->block_tokens * 1e9 / (double)m->p->tokens_per_s, UINT32_MAX);
-	m->policy = m->ops->create(&m->pp);
-	m->cached = calloc(m->pp.blocks, sizeof(*m->cached));
-	m->where = malloc(m->t->n_distinct * sizeof(*m->where));
+	ret = kvt_tree_create(1, (uint32_t)blocks, SEED, m->p->policy, &m->pp, &m->tree);
+	if (ret)
+		return ret;
+	m->root = kvt_tree_root_get(m->tree, &(struct kvt_root_key){ 0 });
 	m->ttft = malloc(m->t->n_requests * sizeof(*m->ttft));
-	if (!m->policy || !m->cached || !m->where || !m->ttft)
-		return kvt_fail(-ENOMEM, "no memory to replay with %u blocks", m->pp.blocks);
-	memset(m->where, 0xff, m->t->n_distinct * sizeof(*m->where));
-	for (uint32_t i = 0; i < m->pp.blocks; i++)
-		m->cached[i].next = i + 1 < m->pp.blocks ? i + 1 : NONE;
-	return 0;
+	return m->ttft ? 0 : kvt_fail(-ENOMEM, "no memory to replay %u requests", m->t->n_requests);
 }
 
 static void model_free(struct model *m)
 {
-	if (m->policy)
-		m->ops->destroy(m->policy);
-	free(m->cached);
-	free(m->where);
+	kvt_tree_destroy(m->tree);
 	free(m->ttft);
-}
-
-/* The cached block before @i, or NONE. */
-static uint32_t before(const struct model *m, uint32_t i)
-{
-	uint32_t parent = m->t->parent[m->cached[i].node];
-
-	return parent == TRACE_NONE ? NONE : m->where[parent];
-}
-
-/* Tell the policy whether @i may leave its tier. */
-static void settle(struct model *m, uint32_t i)
-{
-	const struct cached *c;
-	uint32_t behind = 0;
-
-	if (i == NONE)
-		return;
-	c = &m->cached[i];
-	for (uint32_t t = 0; t <= c->tier; t++)
-		behind += c->behind[t];
-	if (behind)
-		m->ops->busy(m->policy, i);
-	else
-		m->ops->idle(m->policy, i, c->tier, true);
-}
-
-/* Into @tier; KVT_TIERS: out of the cache. */
-static void place(struct model *m, uint32_t i, uint32_t tier)
-{
-	struct cached *c = &m->cached[i];
-	uint32_t up = before(m, i);
-
-	if (c->tier < KVT_TIERS) {
-		m->used[c->tier]--;
-		if (up != NONE)
-			m->cached[up].behind[c->tier]--;
-	}
-	c->tier = tier;
-	if (tier < KVT_TIERS) {
-		m->used[tier]++;
-		if (up != NONE)
-			m->cached[up].behind[tier]++;
-	}
-}
-
-static uint32_t cache_block(struct model *m, uint32_t node)
-{
-	uint32_t i = m->free;
-	struct cached *c = &m->cached[i];
-
-	m->free = c->next;
-	*c = (struct cached){ .node = node, .tier = KVT_TIERS };
-	m->where[node] = i;
-	return i;
-}
-
-static void drop(struct model *m, uint32_t i)
-{
-	struct cached *c = &m->cached[i];
-
-	m->ops->forget(m->policy, i);
-	m->where[c->node] = NONE;
-	c->next = m->free;
-	m->free = i;
-	m->r->dropped++;
 }
 
 static int make_room(struct model *m)
 {
+	struct kvt_tree *tree = m->tree;
+
 	for (uint32_t t = 0; t < KVT_TIERS; t++) {
 		uint32_t to = kvt_policy_below(&m->pp, t, 0);
 
-		while (m->used[t] > m->p->frames[t]) {
-			uint32_t i = m->ops->victim(m->policy, 1u << t, true), up;
+		for (; m->used[t] > m->p->frames[t]; m->used[t]--) {
+			uint32_t node = kvt_tree_victim(tree, 1u << t);
 
-			if (i == KVT_POLICY_NONE)
-				return kvt_fail(-EUCLEAN, "policy %s has no candidate in tier %s", m->ops->name, kvt_tier_name(t));
-			m->r->decisions = (m->r->decisions ^ ((uint64_t)m->cached[i].node << 3 | t)) * 0x100000001b3ull;
-			up = before(m, i);
-			place(m, i, to);
+			if (node == NONE)
+				return kvt_fail(-EUCLEAN, "policy %s has no candidate in tier %s", tree->ops->name, kvt_tier_name(t));
+			m->r->decisions ^= (uint64_t)*kvt_tree_tokens(tree, node) << 3 | t;
+			m->r->decisions *= 0x100000001b3ull;
 			if (to < KVT_TIERS) {
+				m->used[to]++;
 				m->r->stored_bytes[to] += m->block_bytes;
-				settle(m, i);
+				kvt_tree_place(tree, node, (enum kvt_tier)to);
 			} else {
-				drop(m, i);
+				m->r->dropped++;
+				kvt_tree_remove(tree, node);
 			}
-			settle(m, up);
 		}
 	}
 	return 0;
@@ -194,42 +114,50 @@ static uint32_t kind_of(uint32_t output)
 	return bits <= 2 ? 0 : bits >= KVT_POLICY_KINDS + 1 ? KVT_POLICY_KINDS - 1 : bits - 2;
 }
 
-static int serve(struct model *m, const struct trace_request *q, double *ttft)
+static void count_hits(struct model *m, const struct trace_request *q, const struct kvt_tree_path *path, double *ttft)
 {
-	const uint32_t *blocks = m->t->blocks + q->first;
-	uint32_t hit = 0, first = kvt_policy_below(&m->pp, UINT32_MAX, 0);
-	uint64_t cached_tokens = 0, compute;
+	uint64_t cached = 0, compute;
 
-	*ttft = 0;
-	for (; hit < q->n && m->where[blocks[hit]] != NONE; hit++) {
-		uint32_t tier = m->cached[m->where[blocks[hit]]].tier;
+	for (uint32_t node = path->node; node != NONE; node = m->tree->nodes[node].parent) {
+		uint32_t tier = m->tree->nodes[node].tier;
 
 		m->r->hits[tier]++;
 		m->r->loaded_bytes[tier] += m->block_bytes;
 		*ttft += (double)m->pp.reload_ns[tier] / 1e9;
-		cached_tokens += trace_tokens(m->t, q, hit);
 	}
+	for (uint32_t i = 0; i < path->chunks; i++)
+		cached += trace_tokens(m->t, q, i);
 	/* the last token is computed in any case: it gives the first logits */
-	compute = q->input > cached_tokens ? q->input - cached_tokens : q->input ? 1 : 0;
+	compute = q->input > cached ? q->input - cached : q->input ? 1 : 0;
 	m->r->tokens_hit += q->input - compute;
 	m->r->tokens_computed += compute;
 	*ttft += (double)compute / (double)m->p->tokens_per_s;
+}
+
+static int serve(struct model *m, const struct trace_request *q, double *ttft)
+{
+	const uint32_t *blocks = m->t->blocks + q->first, first = kvt_policy_below(&m->pp, UINT32_MAX, 0);
+	struct kvt_tree *tree = m->tree;
+	struct kvt_tree_path path;
+	uint32_t node;
+
+	kvt_tree_walk(tree, m->root, blocks, q->n, &path);
+	*ttft = 0;
+	count_hits(m, q, &path, ttft);
 	if (first == KVT_TIERS)
 		return 0;
-	/* all are there before any is said to be a candidate: one is not while another lies behind it */
-	for (uint32_t d = 0; d < q->n; d++) {
-		uint32_t i = m->where[blocks[d]];
-
-		place(m, i == NONE ? cache_block(m, blocks[d]) : i, first);
+	for (node = path.node; node != NONE; node = tree->nodes[node].parent) {
+		m->used[tree->nodes[node].tier]--;
+		kvt_tree_place(tree, node, (enum kvt_tier)first);
 	}
-	for (uint32_t d = q->n; d--;) {
-		uint32_t i = m->where[blocks[d]];
-
-		m->ops->describe(m->policy, i, &(struct kvt_content){ .key = blocks[d] + 1ull, .kind = kind_of(q->output) });
-		m->ops->touch(m->policy, i, KVT_USE_READ);
-		settle(m, i);
-	}
-	m->ops->turn(m->policy);
+	node = path.node;
+	for (uint32_t i = path.chunks; i < q->n; i++)
+		node = kvt_tree_add(tree, m->root, node, &blocks[i], 1, (enum kvt_tier)first);
+	m->used[first] += q->n;
+	for (; node != NONE; node = tree->nodes[node].parent)
+		kvt_tree_use(tree, node, &(struct kvt_content){ .key = *kvt_tree_tokens(tree, node) + 1ull,
+								.kind = kind_of(q->output) });
+	kvt_tree_turn(tree);
 	return make_room(m);
 }
 
