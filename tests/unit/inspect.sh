@@ -30,6 +30,12 @@ check 0 '{"path":"*"format":"safetensors"*"metadata":{*"format":"pt\\u001b\[2J"}
 mkdir "$TMPDIR/dir"
 cp "$file" "$TMPDIR/dir/model.safetensors"
 check 0 '*: safetensors, 1 tensors*' "$TMPDIR/dir"
+# a name that would draw on the terminal
+odd=$TMPDIR/$(printf 'a\033[31m\nb')
+mkdir "$odd"
+cp "$file" "$odd/model.safetensors"
+check 0 "$TMPDIR/a\\\\x1b\[31m\\\\x0ab: safetensors*" "$odd"
+rm -r "$odd"
 make '{"w":{"dtype":"BF17","shape":[2,1],"data_offsets":[0,4]}}' abcd
 check 1 "kvtier inspect: $file: tensor \"w\": unknown dtype \"BF17\"" "$file"
 check 1 "kvtier inspect: $file: tensor \"w\": unknown dtype \"BF17\"" --json "$file"

@@ -224,16 +224,19 @@ static void print_text(const struct kvt_weights *w)
 	char type[24], shape[128];
 	int widest = 4;
 
-	printf("%s: ", w->path);
+	show(w->path, strlen(w->path), SIZE_MAX);
+	fputs(": ", stdout);
 	if (w->format == KVT_GGUF)
 		printf("GGUF version %" PRIu32, w->version);
 	else
 		fputs("safetensors", stdout);
 	printf(", %" PRIu32 " tensors, %" PRIu64 " bytes in %" PRIu32 " file%s\n", w->n_tensors, w->bytes, w->n_shards,
 	       w->n_shards == 1 ? "" : "s");
-	for (uint32_t i = 0; i < w->n_shards; i++)
-		if (w->n_shards > 1)
-			printf("file %" PRIu32 ": %s, %" PRIu64 " bytes\n", i, w->shards[i].path, w->shards[i].bytes);
+	for (uint32_t i = 0; i < w->n_shards && w->n_shards > 1; i++) {
+		printf("file %" PRIu32 ": ", i);
+		show(w->shards[i].path, strlen(w->shards[i].path), SIZE_MAX);
+		printf(", %" PRIu64 " bytes\n", w->shards[i].bytes);
+	}
 	for (uint32_t i = 0; i < w->n_meta; i++) {
 		if (w->n_shards > 1)
 			printf("file %" PRIu32 ": ", w->meta[i].shard);
