@@ -127,33 +127,49 @@ static void f32_to_q4_0(uint8_t *dst, const uint8_t *src, uint64_t n)
 	}
 }
 
+/* Half a group: what the compiler makes of it is this instruction set's. */
+typedef int8_t quant_codes __attribute__((vector_size(KVT_GROUP / 2)));
+typedef float quant_floats __attribute__((vector_size(KVT_GROUP / 2 * 4)));
+
+VF_INLINE float quant_scale_of(const uint8_t *group)
+{
+	uint16_t h;
+
+	memcpy(&h, group, sizeof(h));
+	return kvt_float_of(kvt_f16_widen(h));
+}
+
 static void q8_0_to_f32(uint8_t *dst, const uint8_t *src, uint64_t n)
 {
 	for (; n; n -= KVT_GROUP, src += Q8_BYTES, dst += KVT_GROUP * 4) {
-		float scale, x[KVT_GROUP];
-		uint16_t h;
+		const float scale = quant_scale_of(src);
 
-		memcpy(&h, src, sizeof(h));
-		scale = kvt_float_of(kvt_f16_widen(h));
-		for (unsigned j = 0; j < KVT_GROUP; j++)
-			x[j] = scale * (float)(int8_t)src[2 + j];
-		memcpy(dst, x, sizeof(x));
+		KVT_UNROLL
+		for (unsigned half = 0; half < 2; half++) {
+			quant_codes code;
+			quant_floats x;
+
+			memcpy(&code, src + 2 + half * sizeof(code), sizeof(code));
+			x = scale * __builtin_convertvector(code, quant_floats);
+			memcpy(dst + half * sizeof(x), &x, sizeof(x));
+		}
 	}
 }
 
 static void q4_0_to_f32(uint8_t *dst, const uint8_t *src, uint64_t n)
 {
 	for (; n; n -= KVT_GROUP, src += Q4_BYTES, dst += KVT_GROUP * 4) {
-		float scale, x[KVT_GROUP];
-		uint16_t h;
+		const float scale = quant_scale_of(src);
+		quant_codes code;
 
-		memcpy(&h, src, sizeof(h));
-		scale = kvt_float_of(kvt_f16_widen(h));
-		for (unsigned j = 0; j < KVT_GROUP / 2; j++) {
-			x[j] = scale * (float)((src[2 + j] & 15) - 8);
-			x[j + KVT_GROUP / 2] = scale * (float)((src[2 + j] >> 4) - 8);
+		memcpy(&code, src + 2, sizeof(code));
+		KVT_UNROLL
+		for (unsigned half = 0; half < 2; half++) {
+			quant_codes four = half ? code >> 4 & 15 : code & 15;
+			quant_floats x = scale * (__builtin_convertvector(four, quant_floats) - 8);
+
+			memcpy(dst + half * sizeof(x), &x, sizeof(x));
 		}
-		memcpy(dst, x, sizeof(x));
 	}
 }
 
