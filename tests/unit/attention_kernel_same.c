@@ -94,7 +94,7 @@ START_TEST(alone)
 }
 END_TEST
 
-/* One call for several KV heads, and one for each: few rows of a head, and many; a short last tile, ragged ranges. */
+/* One call for several KV heads, and one for each: few rows, and many; a short last tile, ragged ranges, rows of NaN. */
 START_TEST(heads)
 {
 	static const uint32_t rows[] = { 1, 2, 3, 4, 5, 7, 8, 9, 30 }, dims[] = { 8, 9, 31, 64, 80, 100, 128 };
@@ -121,6 +121,9 @@ START_TEST(heads)
 			attn_encode(data, codec, i, attn_normal(&r));
 		for (size_t i = 0; i < (size_t)all * dim; i++)
 			queries[i] = attn_normal(&r);
+		for (uint32_t i = 0; seed % 3 == 0 && i < all; i++)
+			if (attn_random(&r) % 8 == 0)
+				queries[(size_t)i * dim] = NAN;
 		for (uint32_t j = 0; j < n; j++) {
 			k[j] = data + j * n_heads * size;
 			v[j] = data + (n + j) * n_heads * size;

@@ -74,7 +74,7 @@ struct pass {
 	uint32_t group_heads; /* query heads of a KV head */
 	uint32_t rows;	     /* of one KV head: tokens * group_heads */
 	uint32_t row_blocks; /* of one KV head */
-	bool parts;
+	bool parts, last; /* the group is the pass's last */
 	uint32_t run;	/* splits that a unit takes one after the other, with parts */
 	uint32_t heads; /* KV heads of a unit; 1 if they have several row blocks */
 };
@@ -338,21 +338,6 @@ static void unit(void *arg, uint32_t worker, uint32_t i)
 	}
 }
 
-static void merge_parts(void *arg, uint32_t worker, uint32_t head)
-{
-	const struct pass *p = arg;
-	uint32_t v_dim = p->c->shape.v_dim;
-	uint64_t row = (uint64_t)head * p->rows;
-	struct kvt_attn_state run = state_at(&p->a->run, row, v_dim);
-
-	(void)worker;
-	for (uint64_t split = p->g->first; split < p->g->end; split++) {
-		struct kvt_attn_state part = part_at(p, split, row);
-
-		p->a->kernels->merge(&run, &part, p->rows, v_dim);
-	}
-}
-
 static void finish(void *arg, uint32_t worker, uint32_t i)
 {
 	const struct pass *p = arg;
@@ -370,6 +355,23 @@ static void finish(void *arg, uint32_t worker, uint32_t i)
 		r->sink[j] = c->sinks ? c->sinks[h] : 0;
 	}
 	p->a->kernels->finish(&run, m, v_dim, c->sinks ? r->sink : NULL, r->out);
+}
+
+/* A head's parts into its running state; after the last group, its output. */
+static void merge_parts(void *arg, uint32_t worker, uint32_t head)
+{
+	const struct pass *p = arg;
+	uint32_t v_dim = p->c->shape.v_dim;
+	uint64_t row = (uint64_t)head * p->rows;
+	struct kvt_attn_state run = state_at(&p->a->run, row, v_dim);
+
+	for (uint64_t split = p->g->first; split < p->g->end; split++) {
+		struct kvt_attn_state part = part_at(p, split, row);
+
+		p->a->kernels->merge(&run, &part, p->rows, v_dim);
+	}
+	for (uint32_t i = 0; p->last && i < p->row_blocks; i++)
+		finish(arg, worker, head * p->row_blocks + i);
 }
 
 /* ---- groups ---- */
@@ -430,7 +432,6 @@ static int run_pass(struct pass *p)
 	struct group *now = &a->group[0], *next = &a->group[1], *swap;
 	struct kvt_attn_state run = a->run;
 	uint32_t units;
-	bool more;
 	int ret;
 
 	for (uint32_t t = p->t0; t < p->t0 + p->tokens; t++) {
@@ -442,6 +443,7 @@ static int run_pass(struct pass *p)
 			hi = h > hi ? h : hi;
 		}
 	}
+	p->last = false;
 	kvt_attn_state_clear(&run, c->kv_heads * p->rows, c->shape.v_dim);
 	from = lo < hi ? lo / KVT_SPLIT : 0;
 	to = lo < hi ? (hi + KVT_SPLIT - 1) / KVT_SPLIT : 0;
@@ -459,8 +461,8 @@ static int run_pass(struct pass *p)
 			return ret;
 		p->g = now;
 		from = now->end;
-		more = from < to;
-		if (more) {
+		p->last = from >= to;
+		if (!p->last) {
 			make_group(a, c, from, to, most, next);
 			kvt_store_borrow_begin(a->store, next->blocks, next->n_k + next->n_v);
 		} else if (c->next_k_table) {
@@ -478,7 +480,8 @@ static int run_pass(struct pass *p)
 		now = next;
 		next = swap;
 	}
-	kvt_workers_run(a->workers, c->kv_heads * p->row_blocks, finish, p);
+	if (!p->parts || !p->last)
+		kvt_workers_run(a->workers, c->kv_heads * p->row_blocks, finish, p);
 	return 0;
 }
 

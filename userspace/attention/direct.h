@@ -16,16 +16,18 @@
 #define DIRECT_STEPS 16	 /* and of output */
 #define DIRECT_GROUP 4	 /* query rows whose sums the registers hold */
 
-/* Positions a pass for n rows of scores, vectors a pass for n rows of output: at least 8 sums if the registers allow. */
-#define DIRECT_POSITIONS(n) ((n) == 1 ? 8 : (n) == 2 ? 4 : 2)
-#define DIRECT_VECS(n) ((n) == 1 ? 8 : (n) == 4 ? 2 : 4)
+/*
+ * Positions a pass for n rows of scores, vectors a pass for n rows of output: at least 8 sums, if the registers allow.
+ * More rows than positions, or vectors, would cost loads, of which a cycle has two as it has two multiply-adds.
+ */
+#define DIRECT_POSITIONS(n) ((n) == 1 ? 8 : (n) == 4 ? 2 : 4)
+#define DIRECT_VECS(n) ((n) == 1 ? 8 : (n) == 4 && KVT_VW == 8 ? 3 : 4)
 
-/* Ask for the lines of @bytes at @p; the second-level cache has room for them, the first level's sets do not. */
-VF_INLINE void direct_ahead(const uint8_t *p, uint32_t bytes)
-{
-	for (uint32_t at = 0; at < bytes; at += LINE)
-		__builtin_prefetch(p + at, 0, 2);
-}
+/* A head's slices of some rows. */
+struct direct_rows {
+	const uint8_t *const *row;
+	uint32_t offset;
+};
 
 VF_INLINE v8 direct_widen(const uint32_t codec, const uint8_t *p)
 {
@@ -40,37 +42,51 @@ VF_INLINE v8 direct_widen(const uint32_t codec, const uint8_t *p)
 }
 
 /*
- * Scores of @rows rows at the eight positions @k; the slices at @ahead, if any,
- * are asked for meanwhile. @codec and @rows are constants.
+ * Scores of @rows rows at eight positions, while the slices at @ahead, if any,
+ * are asked for: for the second-level cache, which has room for them; the first
+ * level's sets have not. @codec and @rows are constants.
  */
-VF_INLINE void direct_scores_of(const uint32_t codec, const unsigned rows, float *const *s, const float *const *q,
-				const uint8_t *const *k, const uint8_t *const *ahead, uint32_t dims)
+VF_INLINE void direct_scores_of(const uint32_t codec, const unsigned rows, float *s, const float *const *q,
+				const struct direct_rows *k, const struct direct_rows *ahead, uint32_t dims)
 {
 	const unsigned n = DIRECT_POSITIONS(rows);
 	const uint32_t e = panel_element(codec), whole = dims / PARTS * PARTS;
 	v8 lanes[DIRECT_GROUP][DIRECT_AT_ONCE];
 
 	for (unsigned j = 0; j < DIRECT_AT_ONCE; j += n) {
-		v8 c[DIRECT_AT_ONCE];
+		const uint8_t *at[DIRECT_AT_ONCE];
+		v8 c[DIRECT_GROUP * DIRECT_AT_ONCE];
 
-		for (unsigned p = 0; ahead && p < n; p++)
-			direct_ahead(ahead[j + p], dims * e);
+		for (uint32_t line = 0; ahead && line < dims * e; line += LINE) {
+			KVT_UNROLL
+			for (unsigned p = 0; p < n; p++)
+				__builtin_prefetch(ahead->row[j + p] + ahead->offset + line, 0, 2);
+		}
+		KVT_UNROLL
+		for (unsigned p = 0; p < n; p++)
+			at[p] = k->row[j + p] + k->offset;
 		KVT_UNROLL
 		for (unsigned i = 0; i < rows * n; i++)
 			c[i] = v8_zero();
 		for (uint32_t d = 0; d < whole; d += PARTS) {
-			v8 x[DIRECT_AT_ONCE];
+			v8 x[DIRECT_AT_ONCE], y[DIRECT_GROUP];
 
+			/* held: the fewer */
 			KVT_UNROLL
-			for (unsigned p = 0; p < n; p++)
-				x[p] = direct_widen(codec, k[j + p] + d * e);
+			for (unsigned p = 0; n < rows && p < n; p++)
+				x[p] = direct_widen(codec, at[p] + d * e);
 			KVT_UNROLL
-			for (unsigned i = 0; i < rows; i++) {
-				v8 y = v8_load(q[i] + d);
+			for (unsigned i = 0; n >= rows && i < rows; i++)
+				y[i] = v8_load_once(q[i] + d);
+			KVT_UNROLL
+			for (unsigned i = 0; i < rows * n; i++) {
+				unsigned row = n < rows ? i / n : i % rows, p = n < rows ? i % n : i / rows;
 
-				KVT_UNROLL
-				for (unsigned p = 0; p < n; p++)
-					c[i * n + p] = v8_fma(y, x[p], c[i * n + p]);
+				if (n < rows && p == 0)
+					y[row] = v8_load_once(q[row] + d);
+				if (n >= rows && row == 0)
+					x[p] = direct_widen(codec, at[p] + d * e);
+				c[row * n + p] = v8_fma(y[row], x[p], c[row * n + p]);
 			}
 		}
 		if (whole < dims) {
@@ -83,7 +99,7 @@ VF_INLINE void direct_scores_of(const uint32_t codec, const unsigned rows, float
 				uint8_t tail[PARTS * sizeof(float)] = { 0 };
 				v8 x;
 
-				memcpy(tail, k[j + p] + whole * e, (dims - whole) * e);
+				memcpy(tail, at[p] + whole * e, (dims - whole) * e);
 				x = direct_widen(codec, tail);
 				KVT_UNROLL
 				for (unsigned i = 0; i < rows; i++)
@@ -98,36 +114,52 @@ VF_INLINE void direct_scores_of(const uint32_t codec, const unsigned rows, float
 		}
 	}
 	for (unsigned i = 0; i < rows; i++)
-		v8_fold(s[i], lanes[i]);
+		v8_fold(s + i * KVT_TILE, lanes[i]);
 }
 
-/* acc = acc * alpha + sum of p * v over @steps positions, dimensions [d, d + vecs * KVT_VW). */
+/*
+ * acc += sum of p * v over @steps positions, dimensions [d, d + vecs * KVT_VW);
+ * as many bytes, from @ask on, of the rows ahead are asked for: in between, since
+ * requests at one go would hold up the loads behind them.
+ */
 VF_INLINE void direct_output_pass(const uint32_t codec, const unsigned rows, const unsigned vecs, float *const *acc,
-				  const float *alpha, const float *const *p, const uint8_t *const *v, uint32_t d,
-				  unsigned steps)
+				  const float *p, const struct direct_rows *v, const struct direct_rows *ahead,
+				  uint32_t ask, uint32_t d, unsigned steps)
 {
-	const uint32_t e = panel_element(codec);
-	vf c[DIRECT_GROUP * 4];
+	const uint32_t e = panel_element(codec), bytes = vecs * KVT_VW * e;
+	const uint32_t offset = v->offset + d * e, next_offset = ahead->offset + ask;
+	const uint8_t *const *row = v->row, *const *next = ahead->row;
+	vf c[DIRECT_GROUP * DIRECT_AT_ONCE];
 
 	KVT_UNROLL
 	for (unsigned i = 0; i < rows; i++) {
 		KVT_UNROLL
 		for (unsigned l = 0; l < vecs; l++)
-			c[i * vecs + l] = vf_mul(vf_load(acc[i] + d + l * KVT_VW), vf_set1(alpha[i]));
+			c[i * vecs + l] = vf_load(acc[i] + d + l * KVT_VW);
 	}
 	for (unsigned s = 0; s < steps; s++) {
-		vf y[DIRECT_GROUP];
+		const uint8_t *at = row[s] + offset;
+		vf x[DIRECT_AT_ONCE], y[DIRECT_GROUP];
 
 		KVT_UNROLL
-		for (unsigned i = 0; i < rows; i++)
-			y[i] = vf_set1(p[i][s]);
+		for (uint32_t b = 0; b < bytes; b += LINE)
+			__builtin_prefetch(next[s] + next_offset + b, 0, 2);
+		/* held: the fewer */
 		KVT_UNROLL
-		for (unsigned l = 0; l < vecs; l++) {
-			vf x = panel_widen(codec, v[s] + (d + l * KVT_VW) * e, KVT_VW);
+		for (unsigned l = 0; vecs < rows && l < vecs; l++)
+			x[l] = panel_widen(codec, at + l * KVT_VW * e, KVT_VW);
+		KVT_UNROLL
+		for (unsigned i = 0; vecs >= rows && i < rows; i++)
+			y[i] = vf_set1(p[i * KVT_TILE + s]);
+		KVT_UNROLL
+		for (unsigned i = 0; i < rows * vecs; i++) {
+			unsigned r = vecs < rows ? i / vecs : i % rows, l = vecs < rows ? i % vecs : i / rows;
 
-			KVT_UNROLL
-			for (unsigned i = 0; i < rows; i++)
-				c[i * vecs + l] = vf_fma(y[i], x, c[i * vecs + l]);
+			if (vecs < rows && l == 0)
+				y[r] = vf_set1(p[r * KVT_TILE + s]);
+			if (vecs >= rows && r == 0)
+				x[l] = panel_widen(codec, at + l * KVT_VW * e, KVT_VW);
+			c[r * vecs + l] = vf_fma(y[r], x[l], c[r * vecs + l]);
 		}
 	}
 	KVT_UNROLL
@@ -139,28 +171,35 @@ VF_INLINE void direct_output_pass(const uint32_t codec, const unsigned rows, con
 }
 
 /* All dimensions, of at most DIRECT_STEPS positions. */
-VF_INLINE void direct_output_of(const uint32_t codec, const unsigned rows, float *const *acc, const float *alpha,
-				const float *const *p, const uint8_t *const *v, const uint8_t *const *ahead,
-				uint32_t dims, unsigned steps)
+VF_INLINE void direct_output_of(const uint32_t codec, const unsigned rows, float *const *acc, const float *p,
+				const struct direct_rows *v, const struct direct_rows *ahead, uint32_t dims,
+				unsigned steps)
 {
 	const uint32_t e = panel_element(codec), whole = dims / KVT_VW * KVT_VW, n = dims - whole;
 	const unsigned vecs = DIRECT_VECS(rows);
-	uint32_t d = 0;
+	const uint32_t lines = (vecs * KVT_VW * e + LINE - 1) / LINE * LINE;
+	uint32_t d = 0, ask = 0;
 
-	for (; d + vecs * KVT_VW <= whole; d += vecs * KVT_VW) {
-		for (unsigned s = 0; ahead && s < steps && d * e % LINE == 0; s++)
-			direct_ahead(ahead[s] + d * e, vecs * KVT_VW * e);
-		direct_output_pass(codec, rows, vecs, acc, alpha, p, v, d, steps);
+	while (d < whole) {
+		uint32_t left = (whole - d) / KVT_VW, now = left >= vecs && left != vecs + 1 ? vecs : left >= 2 ? 2 : 1;
+
+		if (now == vecs)
+			direct_output_pass(codec, rows, vecs, acc, p, v, ahead, ask, d, steps);
+		else if (now == 2)
+			direct_output_pass(codec, rows, 2, acc, p, v, ahead, ask, d, steps);
+		else
+			direct_output_pass(codec, rows, 1, acc, p, v, ahead, ask, d, steps);
+		d += now * KVT_VW;
+		if (ask + 2 * lines <= dims * e)
+			ask += lines;
 	}
-	for (; d < whole; d += KVT_VW)
-		direct_output_pass(codec, rows, 1, acc, alpha, p, v, d, steps);
 	if (!n)
 		return;
 	for (unsigned i = 0; i < rows; i++) {
-		vf c = vf_mul(vf_load_part(acc[i] + whole, n), vf_set1(alpha[i]));
+		vf c = vf_load_part(acc[i] + whole, n);
 
 		for (unsigned s = 0; s < steps; s++)
-			c = vf_fma(vf_set1(p[i][s]), panel_widen(codec, v[s] + whole * e, n), c);
+			c = vf_fma(vf_set1(p[i * KVT_TILE + s]), panel_widen(codec, v->row[s] + v->offset + whole * e, n), c);
 		vf_store_part(acc[i] + whole, c, n);
 	}
 }
@@ -184,17 +223,17 @@ VF_INLINE void direct_output_of(const uint32_t codec, const unsigned rows, float
 	}
 #endif
 
-static inline void direct_scores(uint32_t codec, unsigned rows, float *const *s, const float *const *q,
-				 const uint8_t *const *k, const uint8_t *const *ahead, uint32_t dims)
+static inline void direct_scores(uint32_t codec, unsigned rows, float *s, const float *const *q,
+				 const struct direct_rows *k, const struct direct_rows *ahead, uint32_t dims)
 {
 	DIRECT_CALL(direct_scores_of, codec, rows, s, q, k, ahead, dims);
 }
 
-static inline void direct_output(uint32_t codec, unsigned rows, float *const *acc, const float *alpha,
-				 const float *const *p, const uint8_t *const *v, const uint8_t *const *ahead,
-				 uint32_t dims, unsigned steps)
+static inline void direct_output(uint32_t codec, unsigned rows, float *const *acc, const float *p,
+				 const struct direct_rows *v, const struct direct_rows *ahead, uint32_t dims,
+				 unsigned steps)
 {
-	DIRECT_CALL(direct_output_of, codec, rows, acc, alpha, p, v, ahead, dims, steps);
+	DIRECT_CALL(direct_output_of, codec, rows, acc, p, v, ahead, dims, steps);
 }
 
 #endif

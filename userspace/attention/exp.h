@@ -16,25 +16,45 @@
  *
  * x = n ln 2 + r, |r| <= ln 2 / 2; e^r = 1 + r + r^2 P(r) (least squares at
  * Chebyshev nodes, 1.0e-8 relative); 2^n is added to the exponent.
+ * Step by step for all of @n vectors, at most 4, a constant: one by one, the
+ * steps would wait for each other.
  */
 #define KVT_EXP_MIN (-87.0f)
 
+VF_INLINE void vf_exp_each(const unsigned n, vf *x)
+{
+	static const float c[] = { 0x1.120c1ep-7f, 0x1.5555p-5f, 0x1.5554dcp-3f, 0.5f, 1.0f, 1.0f };
+	const vf magic = vf_set1(0x1.8p23f); /* adding it rounds to an integer, left in the low bits */
+	vf t[4], r[4], p[4];
+
+	KVT_UNROLL
+	for (unsigned i = 0; i < n; i++)
+		t[i] = vf_fma(x[i], vf_set1(0x1.715476p+0f), magic);
+	KVT_UNROLL
+	for (unsigned i = 0; i < n; i++)
+		r[i] = vf_fma(vf_sub(t[i], magic), vf_set1(-0x1.62e4p-1f), x[i]);
+	KVT_UNROLL
+	for (unsigned i = 0; i < n; i++) {
+		r[i] = vf_fma(vf_sub(t[i], magic), vf_set1(-0x1.7f7d1cp-20f), r[i]);
+		p[i] = vf_set1(0x1.6d3078p-10f);
+	}
+	KVT_UNROLL
+	for (unsigned k = 0; k < sizeof(c) / sizeof(c[0]); k++) {
+		KVT_UNROLL
+		for (unsigned i = 0; i < n; i++)
+			p[i] = vf_fma(p[i], r[i], vf_set1(c[k]));
+	}
+	KVT_UNROLL
+	for (unsigned i = 0; i < n; i++) {
+		p[i] = vi_floats(vi_add(vf_bits(p[i]), vi_shl(vf_bits(t[i]), 23)));
+		x[i] = vf_select(vf_lt(x[i], vf_set1(KVT_EXP_MIN)), vf_zero(), p[i]);
+	}
+}
+
 VF_INLINE vf vf_exp(vf x)
 {
-	const vf magic = vf_set1(0x1.8p23f); /* adding it rounds to an integer, left in the low bits */
-	vf t = vf_fma(x, vf_set1(0x1.715476p+0f), magic);
-	vf n = vf_sub(t, magic);
-	vf r = vf_fma(n, vf_set1(-0x1.7f7d1cp-20f), vf_fma(n, vf_set1(-0x1.62e4p-1f), x));
-	vf p = vf_set1(0x1.6d3078p-10f);
-
-	p = vf_fma(p, r, vf_set1(0x1.120c1ep-7f));
-	p = vf_fma(p, r, vf_set1(0x1.5555p-5f));
-	p = vf_fma(p, r, vf_set1(0x1.5554dcp-3f));
-	p = vf_fma(p, r, vf_set1(0.5f));
-	p = vf_fma(p, r, vf_set1(1.0f));
-	p = vf_fma(p, r, vf_set1(1.0f));
-	p = vi_floats(vi_add(vf_bits(p), vi_shl(vf_bits(t), 23)));
-	return vf_select(vf_lt(x, vf_set1(KVT_EXP_MIN)), vf_zero(), p);
+	vf_exp_each(1, &x);
+	return x;
 }
 
 /*

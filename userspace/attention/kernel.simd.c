@@ -12,15 +12,16 @@
  */
 #include "attention/internal.h"
 
+#include "attention/batch.h"
 #include "attention/direct.h"
 #include "attention/exp.h"
 #include "attention/panel.h"
+#include "attention/softmax.h"
 #include "base/fpenv.h"
 
 #define GROUP 6	 /* query rows whose sums the registers hold */
 #define PANEL_BATCH 24 /* query rows that use a panel while it is in the first-level cache */
-#define BATCH KVT_HEADS_ROWS
-#define AHEAD_BYTES (16u << 10) /* how far ahead of their use rows are asked for */
+#define AHEAD_BYTES (32u << 10) /* how far ahead of their use rows are asked for */
 #define TILE_PANELS (KVT_TILE / PANEL)
 #define NOINLINE __attribute__((noinline))
 
@@ -35,38 +36,6 @@
 
 _Static_assert(KVT_TILE == 64 && KVT_SPLIT % KVT_TILE == 0, "a tile's visibility is one 64-bit word");
 _Static_assert(PANEL_BATCH <= BATCH && BATCH <= 32, "rows of a batch are bits of a 32-bit word");
-
-struct tile {
-	const struct kvt_attn_shape *shape;
-	const struct kvt_query_rows *rows;
-	struct kvt_attn_state *out;
-	uint64_t first; /* position of row 0 */
-	unsigned n;
-	const uint8_t *const *k_rows, *const *v_rows;
-	uint32_t left;		     /* rows of the split from the tile's first on */
-	uint32_t row, head_rows;     /* the first query row; how many a KV head has */
-	uint32_t k_offset, v_offset; /* of that row's head */
-	uint32_t k_bytes, v_bytes;   /* of a head in a row */
-	bool direct;
-	unsigned ahead;		   /* direct: rows, */
-	float *q;		   /* and queries, aligned: a load across two lines costs two */
-	uint32_t q_stride;
-	float *k, *v;		   /* panels */
-	size_t k_stride, v_stride; /* floats between panels */
-	bool packed;		   /* the panels hold this tile */
-};
-
-/* Query rows that see something of the tile. */
-struct batch {
-	unsigned n;
-	uint32_t row[BATCH];
-	uint64_t seen[BATCH];
-	const float *q[BATCH];
-	float *acc[BATCH];
-	float alpha[BATCH];
-	float s[BATCH][KVT_TILE]; /* scores, then weights */
-	float bias[BATCH][KVT_TILE];
-};
 
 /* Floats from panel to panel: odd in cache lines, so that panels do not share cache sets. */
 static size_t panel_stride(uint32_t steps)
@@ -224,127 +193,7 @@ static void scores(unsigned rows, struct batch *g, unsigned at, const struct til
 	WITH_ROWS(scores_of, rows, g, at, t, from, to);
 }
 
-/* Distances of the vector's positions from the row's own, as floats: exact below 2^24, rounded above. */
-static vf distance(uint64_t first, uint64_t pos)
-{
-	int64_t d = (int64_t)(first - pos);
-	int32_t near = d > INT32_MAX - KVT_VW ? INT32_MAX - KVT_VW : d < INT32_MIN ? INT32_MIN : (int32_t)d;
-
-	return vf_of_int(vi_add(vi_set1(near), vi_iota()));
-}
-
-/*
- * Scores from dot products: scale, soft-cap, bias. Positions that have no
- * weight, not seen or scored -inf, become -inf and leave *seen. Returns the
- * largest, or NaN if any that is seen is NaN or +inf.
- */
-VF_INLINE float weigh(const bool plain, struct batch *g, unsigned i, const struct tile *t, unsigned from, unsigned to)
-{
-	const struct kvt_attn_shape *shape = t->shape;
-	const struct kvt_query_rows *r = t->rows;
-	const vf ninf = vf_set1(-INFINITY), scale = vf_set1(shape->scale);
-	uint64_t seen = g->seen[i], weight = 0;
-	vf max = ninf;
-	vm fine = vm_of_bits(~0u);
-	float lanes[KVT_VW], top = -INFINITY;
-
-	for (unsigned j = from; j < to; j += KVT_VW) {
-		vf s = vf_mul(vf_load(g->s[i] + j), scale);
-		vm see = vm_of_bits((uint32_t)(seen >> j));
-
-		if (!plain) {
-			if (shape->softcap != 0) {
-				vf cap = vf_set1(shape->softcap);
-
-				s = vf_mul(cap, vf_tanh(vf_div(s, cap)));
-			}
-			if (r->slope) {
-				vf bias = r->mask ? vf_load(g->bias[i] + j) :
-						    distance(t->first + j, r->pos[g->row[i]]);
-
-				s = vf_fma(vf_set1(r->slope[g->row[i]]), bias, s);
-			} else if (r->mask) {
-				s = vf_add(s, vf_load(g->bias[i] + j));
-			}
-		}
-		s = vf_select(see, s, ninf);
-		vf_store(g->s[i] + j, s);
-		fine = vm_and(fine, vf_lt(s, vf_set1(INFINITY)));
-		weight |= (uint64_t)vm_bits(vf_lt(ninf, s)) << j;
-		max = vf_max(max, s);
-	}
-	g->seen[i] = weight;
-	if (vm_bits(vm_not(fine)))
-		return NAN;
-	vf_store(lanes, max);
-	for (unsigned l = 0; l < KVT_VW; l++)
-		top = top > lanes[l] ? top : lanes[l];
-	return top;
-}
-
-/* Weights of row i over [from, to) from its scores; returns their sum. */
-static float exponentiate(float *s, float max, unsigned from, unsigned to)
-{
-	vf sum[PANEL_VECS];
-	float lane[PANEL];
-
-	KVT_UNROLL
-	for (unsigned v = 0; v < PANEL_VECS; v++)
-		sum[v] = vf_zero();
-	for (unsigned j = from; j < to; j += PANEL) {
-		KVT_UNROLL
-		for (unsigned v = 0; v < PANEL_VECS; v++) {
-			vf p = vf_exp(vf_sub(vf_load(s + j + v * KVT_VW), vf_set1(max)));
-
-			vf_store(s + j + v * KVT_VW, p);
-			sum[v] = vf_add(sum[v], p);
-		}
-	}
-	KVT_UNROLL
-	for (unsigned v = 0; v < PANEL_VECS; v++)
-		vf_store(lane + v * KVT_VW, sum[v]);
-	for (unsigned half = PANEL / 2; half; half /= 2) {
-		for (unsigned l = 0; l < half; l++)
-			lane[l] += lane[l + half];
-	}
-	return lane[0];
-}
-
-/* The group's scores become weights; rows that gain nothing, or are NaN from here on, leave it. */
-static void soft_max(struct batch *g, const struct tile *t, unsigned from, unsigned to)
-{
-	const struct kvt_query_rows *r = t->rows;
-	const bool plain = !r->mask && !r->slope && t->shape->softcap == 0;
-	struct kvt_attn_state *out = t->out;
-	unsigned n = 0;
-
-	for (unsigned i = 0; i < g->n; i++) {
-		uint32_t row = g->row[i];
-		float top = plain ? weigh(true, g, i, t, from, to) : weigh(false, g, i, t, from, to), old, sum;
-
-		if (top != top) {
-			out->sum[row] = NAN;
-			out->max[row] = 0; /* something was seen */
-			continue;
-		}
-		if (!g->seen[i])
-			continue;
-		old = out->max[row];
-		top = top > old ? top : old;
-		sum = exponentiate(g->s[i], top, from, to);
-		g->alpha[n] = kvt_exp1(old - top);
-		out->max[row] = top;
-		out->sum[row] = fmaf(out->sum[row], g->alpha[n], sum);
-		g->seen[n] = g->seen[i];
-		if (n != i)
-			memcpy(g->s[n], g->s[i], sizeof(g->s[n]));
-		g->acc[n] = out->acc + (size_t)row * t->shape->v_dim;
-		n++;
-	}
-	g->n = n;
-}
-
-/* acc = acc * alpha + sum of p * v over positions [j, j + steps), for @panels panels from dimension @d on. */
+/* acc += sum of p * v over positions [j, j + steps), for @panels panels from dimension @d on. */
 VF_INLINE void output_pass(const unsigned rows, const unsigned panels, float *const *acc, const struct batch *g,
 			   unsigned at, const struct tile *t, uint32_t d, unsigned j, unsigned steps)
 {
@@ -357,7 +206,7 @@ VF_INLINE void output_pass(const unsigned rows, const unsigned panels, float *co
 		p[i] = g->s[at + i] + j;
 		KVT_UNROLL
 		for (unsigned l = 0; l < vecs; l++)
-			c[i * vecs + l] = vf_mul(vf_load(acc[i] + l * KVT_VW), vf_set1(g->alpha[at + i]));
+			c[i * vecs + l] = vf_load(acc[i] + l * KVT_VW);
 	}
 	panel_multiply(1, rows, panels, c, p, t->v + d / PANEL * t->v_stride + j * PANEL, t->v_stride, steps);
 	KVT_UNROLL
@@ -439,60 +288,64 @@ static void panel_run(const struct batch *g, const struct tile *t, uint32_t rows
 
 /* ---- in place ---- */
 
+/* Rows [j, j + n) of @end; what stands for rows past the end is not seen, so the last one does. */
+static const uint8_t *const *rows_at(const uint8_t *const *rows, unsigned j, unsigned n, unsigned end, const uint8_t **copy)
+{
+	if (j + n <= end)
+		return rows + j;
+	for (unsigned p = 0; p < n; p++)
+		copy[p] = rows[j + p < end ? j + p : end - 1];
+	return copy;
+}
+
 /*
- * @n rows from @j on of the tile, in the order of use: its K, its V, the next tile's K. Returns the first head's
- * offset in them.
+ * @n rows from @j on of the tile, in the order of use: its K, its V, the next tile's K. Leaves the first head's
+ * offset in them and a head's bytes.
  */
-static uint32_t rows_ahead(const struct tile *t, unsigned j, unsigned n, const uint8_t **rows, uint32_t *bytes)
+static const uint8_t *const *rows_ahead(const struct tile *t, unsigned j, unsigned n, const uint8_t **copy,
+					uint32_t *offset, uint32_t *bytes)
 {
 	bool v = j >= t->n && j < 2 * t->n;
-	uint32_t i = j < t->n ? j : j - t->n, end = v ? t->n : t->left;
 
-	for (unsigned p = 0; p < n; p++, i++)
-		rows[p] = (v ? t->v_rows : t->k_rows)[i < end ? i : end - 1];
+	*offset = v ? t->v_offset : t->k_offset;
 	*bytes = v ? t->v_bytes : t->k_bytes;
-	return v ? t->v_offset : t->k_offset;
+	return rows_at(v ? t->v_rows : t->k_rows, j < t->n ? j : j - t->n, n, v ? t->n : t->left, copy);
 }
 
-static uint32_t head_of(const struct batch *g, const struct tile *t, unsigned at)
+/* Rows of one head, as few groups as the registers allow, of about the same size. */
+static void make_spans(struct batch *g)
 {
-	return (g->row[at] - t->row) / t->head_rows;
-}
+	unsigned end;
 
-/* Entries of the batch from @at on that are rows of one head: their end, at most DIRECT_GROUP. */
-static unsigned head_end(const struct batch *g, const struct tile *t, unsigned at)
-{
-	unsigned end = at + 1;
+	g->spans = 0;
+	for (unsigned at = 0; at < g->n; at = end) {
+		unsigned groups;
 
-	while (end < g->n && end < at + DIRECT_GROUP && head_of(g, t, end) == head_of(g, t, at))
-		end++;
-	return end;
+		for (end = at + 1; end < g->n && g->head[end] == g->head[at];)
+			end++;
+		for (groups = (end - at + DIRECT_GROUP - 1) / DIRECT_GROUP; groups; groups--) {
+			unsigned n = (end - at + groups - 1) / groups;
+
+			g->span[g->spans++] = (struct span){ .at = at, .n = n, .head = g->head[at], .last = groups == 1 };
+			at += n;
+		}
+	}
 }
 
 /* Scores at positions [from, to), multiples of DIRECT_AT_ONCE. */
 static void direct_scores_at(struct batch *g, const struct tile *t, unsigned from, unsigned to)
 {
 	for (unsigned j = from; j < to; j += DIRECT_AT_ONCE) {
-		const uint8_t *rows[DIRECT_AT_ONCE], *ahead[DIRECT_AT_ONCE];
-		uint32_t step, offset = rows_ahead(t, j + t->ahead, DIRECT_AT_ONCE, ahead, &step), last = UINT32_MAX;
+		const uint8_t *copy[DIRECT_AT_ONCE], *copy_ahead[DIRECT_AT_ONCE];
+		struct direct_rows k = { .row = rows_at(t->k_rows, j, DIRECT_AT_ONCE, t->n, copy) }, next;
+		uint32_t first, bytes;
 
-		for (unsigned p = 0; p < DIRECT_AT_ONCE; p++)
-			rows[p] = k_row(t, j + p);
-		for (unsigned at = 0, end; at < g->n; at = end) {
-			const uint8_t *k[DIRECT_AT_ONCE], *next[DIRECT_AT_ONCE];
-			uint32_t head = head_of(g, t, at);
-			float *s[DIRECT_GROUP];
-
-			end = head_end(g, t, at);
-			for (unsigned p = 0; p < DIRECT_AT_ONCE; p++) {
-				k[p] = rows[p] + t->k_offset + head * t->k_bytes;
-				next[p] = ahead[p] + offset + head * step;
-			}
-			for (unsigned i = at; i < end; i++)
-				s[i - at] = g->s[i] + j;
-			direct_scores(t->shape->k_codec, end - at, s, g->q + at, k, head == last ? NULL : next,
+		next.row = rows_ahead(t, j + t->ahead, DIRECT_AT_ONCE, copy_ahead, &first, &bytes);
+		for (const struct span *n = g->span; n < g->span + g->spans; n++) {
+			k.offset = t->k_offset + n->head * t->k_bytes;
+			next.offset = first + n->head * bytes;
+			direct_scores(t->shape->k_codec, n->n, g->s[n->at] + j, g->q + n->at, &k, n->last ? &next : NULL,
 				      t->shape->k_dim);
-			last = head;
 		}
 	}
 }
@@ -500,35 +353,27 @@ static void direct_scores_at(struct batch *g, const struct tile *t, unsigned fro
 static void direct_run(struct batch *g, const struct tile *t, uint32_t run, unsigned j, unsigned steps)
 {
 	for (unsigned to = j + steps; j < to; j += steps) {
-		const uint8_t *ahead[DIRECT_STEPS];
-		uint32_t step, offset = rows_ahead(t, t->n + j + t->ahead, DIRECT_STEPS, ahead, &step), last = UINT32_MAX;
+		const uint8_t *copy[DIRECT_STEPS];
+		struct direct_rows v = { .row = t->v_rows + j }, next;
+		uint32_t first, bytes;
 
+		next.row = rows_ahead(t, t->n + j + t->ahead, DIRECT_STEPS, copy, &first, &bytes);
 		steps = to - j < DIRECT_STEPS ? to - j : DIRECT_STEPS;
-		for (unsigned at = 0, end; at < g->n; at = end) {
-			const uint8_t *v[DIRECT_STEPS], *next[DIRECT_STEPS];
-			uint32_t head = head_of(g, t, at);
-			const float *p[DIRECT_GROUP];
-			float *acc[DIRECT_GROUP], alpha[DIRECT_GROUP];
-			unsigned n = 0;
+		for (const struct span *n = g->span; n < g->span + g->spans; n++) {
+			uint32_t all = (1u << n->n) - 1, some = run >> n->at & all;
 
-			end = head_end(g, t, at);
-			for (unsigned i = at; i < end; i++) {
-				if (!(run >> i & 1))
-					continue;
-				p[n] = g->s[i] + j;
-				acc[n] = g->acc[i];
-				alpha[n++] = g->alpha[i];
-				g->alpha[i] = 1;
-			}
-			if (!n)
+			v.offset = t->v_offset + n->head * t->v_bytes;
+			next.offset = first + n->head * bytes;
+			if (some == all) {
+				direct_output(t->shape->v_codec, n->n, g->acc + n->at, g->s[n->at] + j, &v,
+					      n->last ? &next : &v, t->shape->v_dim, steps);
 				continue;
-			for (unsigned s = 0; s < steps; s++) {
-				v[s] = t->v_rows[j + s] + t->v_offset + head * t->v_bytes;
-				next[s] = ahead[s] + offset + head * step;
 			}
-			direct_output(t->shape->v_codec, n, acc, alpha, p, v, head == last ? NULL : next, t->shape->v_dim,
-				      steps);
-			last = head;
+			for (unsigned i = n->at; i < n->at + n->n; i++) {
+				if (run >> i & 1)
+					direct_output(t->shape->v_codec, 1, g->acc + i, g->s[i] + j, &v, &next, t->shape->v_dim,
+						      steps);
+			}
 		}
 	}
 }
@@ -557,10 +402,6 @@ static void accumulate(struct batch *g, const struct tile *t)
 			direct_run(g, t, rows, j, end - j);
 		else
 			panel_run(g, t, rows, j, end - j);
-		for (unsigned i = 0; i < g->n; i++) {
-			if (rows >> i & 1)
-				g->alpha[i] = 1;
-		}
 		left = end < KVT_TILE ? left & ~0ull << end : 0;
 	}
 }
@@ -568,13 +409,14 @@ static void accumulate(struct batch *g, const struct tile *t)
 static void take_batch(struct batch *g, struct tile *t)
 {
 	uint64_t any = 0;
-	unsigned from, to; /* panels that some row sees */
+	unsigned from, to, n; /* panels that some row sees */
 
 	for (unsigned i = 0; i < g->n; i++)
 		any |= g->seen[i];
 	from = (unsigned)__builtin_ctzll(any) / PANEL;
 	to = (63 - (unsigned)__builtin_clzll(any)) / PANEL + 1;
 	if (t->direct) {
+		make_spans(g);
 		direct_scores_at(g, t, from * PANEL, to * PANEL);
 	} else {
 		from = from / PANELS_OF(GROUP) * PANELS_OF(GROUP);
@@ -587,7 +429,10 @@ static void take_batch(struct batch *g, struct tile *t)
 				scores(group_at(g, at), g, at, t, p, end);
 		}
 	}
-	soft_max(g, t, from * PANEL, to * PANEL);
+	n = g->n;
+	soft_max(g, t);
+	if (t->direct && g->n < n)
+		make_spans(g);
 	accumulate(g, t);
 	g->n = 0;
 }
@@ -607,15 +452,20 @@ static void split_heads(struct tile *t, const struct kvt_split_rows *kv, uint32_
 		t->k_rows = kv->k + at;
 		t->v_rows = kv->v + at;
 		t->packed = false;
-		for (uint32_t i = t->row; i < end; i++) {
+		for (uint32_t i = t->row, head = 0, left = t->head_rows; i < end; i++, left--) {
 			uint64_t seen;
 
+			if (!left) {
+				head++;
+				left = t->head_rows;
+			}
 			if (t->out->sum[i] != t->out->sum[i])
 				continue;
 			seen = see(t, i, g->bias[g->n]);
 			if (!seen)
 				continue;
 			g->row[g->n] = i;
+			g->head[g->n] = head;
 			g->seen[g->n] = seen;
 			g->q[g->n] = t->direct ? t->q + (i - t->row) * t->q_stride : t->rows->q[i];
 			if (++g->n == batch)
@@ -661,10 +511,22 @@ static NOINLINE void split_rows(const struct kvt_attn_shape *shape, const struct
 static NOINLINE void merge_rows(struct kvt_attn_state *into, const struct kvt_attn_state *part, uint32_t m,
 				uint32_t v_dim)
 {
+	float factor[2][KVT_VW]; /* of so many rows */
+
 	for (uint32_t i = 0; i < m; i++) {
-		float *acc = into->acc + (size_t)i * v_dim, max, a, b;
+		float *acc = into->acc + (size_t)i * v_dim, a, b;
 		const float *other = part->acc + (size_t)i * v_dim;
 
+		if (i % KVT_VW == 0) {
+			unsigned n = m - i < KVT_VW ? m - i : KVT_VW;
+			vf x[2] = { vf_load_part(into->max + i, n), vf_load_part(part->max + i, n) }, max = vf_max(x[0], x[1]);
+
+			x[0] = vf_sub(x[0], max);
+			x[1] = vf_sub(x[1], max);
+			vf_exp_each(2, x);
+			vf_store(factor[0], x[0]);
+			vf_store(factor[1], x[1]);
+		}
 		if (into->sum[i] != into->sum[i] || part->max[i] == -INFINITY)
 			continue;
 		if (into->max[i] == -INFINITY) { /* bit for bit: where a row's splits begin makes no difference */
@@ -673,10 +535,9 @@ static NOINLINE void merge_rows(struct kvt_attn_state *into, const struct kvt_at
 			memcpy(acc, other, v_dim * sizeof(float));
 			continue;
 		}
-		max = into->max[i] > part->max[i] ? into->max[i] : part->max[i];
-		a = kvt_exp1(into->max[i] - max);
-		b = kvt_exp1(part->max[i] - max);
-		into->max[i] = max;
+		a = factor[0][i % KVT_VW];
+		b = factor[1][i % KVT_VW];
+		into->max[i] = into->max[i] > part->max[i] ? into->max[i] : part->max[i];
 		into->sum[i] = fmaf(part->sum[i], b, into->sum[i] * a);
 		for (uint32_t d = 0; d < v_dim; d += KVT_VW) {
 			unsigned n = v_dim - d < KVT_VW ? v_dim - d : KVT_VW;

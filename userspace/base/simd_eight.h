@@ -16,26 +16,38 @@ VF_INLINE v8 v8_load(const float *p) { return _mm256_loadu_ps(p); }
 VF_INLINE v8 v8_load_f16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
 VF_INLINE v8 v8_fma(v8 a, v8 b, v8 c) { return _mm256_fmadd_ps(a, b, c); }
 
+/* For several uses: compilers would rather load it again for each. */
+VF_INLINE v8 v8_load_once(const float *p)
+{
+	v8 v = v8_load(p);
+
+	__asm__("" : "+x"(v));
+	return v;
+}
+
 VF_INLINE v8 v8_load_bf16(const void *p)
 {
 	return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
 }
 
-/* out[i] = the sum of v[i]'s lanes, folded 4, 2, 1 */
-VF_INLINE void v8_fold(float *out, const v8 *v)
-{
-	v8 a[4], b[2];
+VF_INLINE v8 v8_add(v8 a, v8 b) { return _mm256_add_ps(a, b); }
+VF_INLINE v8 v8_max(v8 a, v8 b) { return _mm256_max_ps(a, b); }
 
-	KVT_UNROLL
-	for (int i = 0; i < 4; i++)
-		a[i] = _mm256_add_ps(_mm256_permute2f128_ps(v[i], v[i + 4], 0x20),
-				     _mm256_permute2f128_ps(v[i], v[i + 4], 0x31));
-	KVT_UNROLL
-	for (int i = 0; i < 2; i++)
-		b[i] = _mm256_add_ps(_mm256_shuffle_ps(a[2 * i], a[2 * i + 1], 0x44),
-				     _mm256_shuffle_ps(a[2 * i], a[2 * i + 1], 0xee));
-	_mm256_storeu_ps(out, _mm256_add_ps(_mm256_shuffle_ps(b[0], b[1], 0x88), _mm256_shuffle_ps(b[0], b[1], 0xdd)));
-}
+#define V8_FOLD(function, op)                                                                           \
+	VF_INLINE void function(float *out, const v8 *v)                                                \
+	{                                                                                               \
+		v8 a[4], b[2];                                                                          \
+	\
+		KVT_UNROLL                                                                              \
+		for (int i = 0; i < 4; i++)                                                             \
+			a[i] = op(_mm256_blend_ps(v[i], v[i + 4], 0xf0),                                \
+				  _mm256_permute2f128_ps(v[i], v[i + 4], 0x21));                        \
+		KVT_UNROLL                                                                              \
+		for (int i = 0; i < 2; i++)                                                             \
+			b[i] = op(_mm256_blend_ps(a[2 * i], a[2 * i + 1], 0xcc),                        \
+				  _mm256_shuffle_ps(a[2 * i], a[2 * i + 1], 0x4e));                     \
+		_mm256_storeu_ps(out, op(_mm256_shuffle_ps(b[0], b[1], 0x88), _mm256_shuffle_ps(b[0], b[1], 0xdd))); \
+	}
 
 #else
 
@@ -49,19 +61,30 @@ VF_INLINE v8 v8_load_f16(const void *p) { return (v8){ vf_load_f16(p), vf_load_f
 VF_INLINE v8 v8_load_bf16(const void *p) { return (v8){ vf_load_bf16(p), vf_load_bf16((const uint16_t *)p + 4) }; }
 VF_INLINE v8 v8_fma(v8 a, v8 b, v8 c) { return (v8){ vf_fma(a.low, b.low, c.low), vf_fma(a.high, b.high, c.high) }; }
 
-VF_INLINE void v8_fold(float *out, const v8 *v)
-{
-	for (int half = 0; half < 8; half += 4) {
-		vf a[4];
+VF_INLINE v8 v8_load_once(const float *p) { return v8_load(p); }
+VF_INLINE v8 v8_add(v8 a, v8 b) { return (v8){ vf_add(a.low, b.low), vf_add(a.high, b.high) }; }
+VF_INLINE v8 v8_max(v8 a, v8 b) { return (v8){ vf_max(a.low, b.low), vf_max(a.high, b.high) }; }
 
-		KVT_UNROLL
-		for (int i = 0; i < 4; i++)
-			a[i] = vf_add(v[half + i].low, v[half + i].high);
-		vf_transpose(a);
-		vf_store(out + half, vf_add(vf_add(a[0], a[2]), vf_add(a[1], a[3])));
+#define V8_HALF_v8_add vf_add
+#define V8_HALF_v8_max vf_max
+#define V8_FOLD(function, op)                                                          \
+	VF_INLINE void function(float *out, const v8 *v)                               \
+	{                                                                              \
+		for (int half = 0; half < 8; half += 4) {                              \
+			vf a[4];                                                       \
+	\
+			KVT_UNROLL                                                     \
+			for (int i = 0; i < 4; i++)                                    \
+				a[i] = V8_HALF_##op(v[half + i].low, v[half + i].high); \
+			vf_transpose(a);                                               \
+			vf_store(out + half, V8_HALF_##op(V8_HALF_##op(a[0], a[2]), V8_HALF_##op(a[1], a[3]))); \
+		}                                                                      \
 	}
-}
 
 #endif
+
+/* out[i] = the sum, or the largest, of v[i]'s lanes, folded 4, 2, 1 */
+V8_FOLD(v8_fold, v8_add)
+V8_FOLD(v8_fold_max, v8_max)
 
 #endif
