@@ -155,8 +155,8 @@ static void open_engine(struct engine *e)
 	struct kvt_plane_params planes[2 * LAYERS];
 	struct kvt_cache_params p = {
 		.size = sizeof(p), .disk_bytes = 4 << 20, .block_bytes = 4096, .planes = planes, .n_planes = 2 * LAYERS,
-		.threads = 1, .max_seqs = 4, .max_tokens = PROMPT + NEW, .max_query_rows = 1, .snapshots = 8, .session_snapshots = SNAPSHOTS,
-		.snapshot_bytes = STATE * sizeof(float),
+		.threads = 1, .max_seqs = 4, .max_tokens = PROMPT + NEW, .max_query_rows = 1, .snapshots = 8,
+		.session_snapshots = SNAPSHOTS, .snapshot_bytes = STATE * sizeof(float),
 	};
 
 	for (uint32_t i = 0; i < 2 * LAYERS; i++)
