@@ -41,6 +41,11 @@ no_device() {
 }
 
 no_device 'invalid device: KVTIER0' LANG=C
+for split in '-sm' '--split-mode'; do
+	on=(-dev KVTIER0 -ngl 99 -fa on $split tensor)
+	no_device 'use -sm layer' $m
+done
+on=(-dev KVTIER0 -ngl 99 -fa on)
 no_device 'KVTIER_RAM is not known' $m KVTIER_RAM=1
 no_device 'KVTIER_RAM_BYTES is not set' KVTIER_DISK_BYTES=1G
 no_device 'a number from 1 to 1024' $m KVTIER_THREADS=many

@@ -713,17 +713,19 @@ static int probe_tensor(void)
 	return fine ? 0 : unknown("tensor");
 }
 
-/* Does the command line, or llama.cpp's variable for it, name our device? */
-static bool is_chosen(void)
+/* Does the command line (NULL: anywhere; else behind @option or @longer), or llama.cpp's variable for it, name @value? */
+static bool is_asked_for(const char *variable, const char *option, const char *longer, const char *value)
 {
-	const char *variable = getenv("LLAMA_ARG_DEVICE");
+	const char *set = getenv(variable);
 	FILE *f = fopen("/proc/self/cmdline", "re");
 	char *word = NULL;
 	size_t room = 0;
-	bool found = variable && strstr(variable, DEVICE);
+	bool found = set && strstr(set, value), behind = !option;
 
-	while (f && !found && getdelim(&word, &room, '\0', f) > 0)
-		found = strstr(word, DEVICE);
+	while (f && !found && getdelim(&word, &room, '\0', f) > 0) {
+		found = behind && strstr(word, value);
+		behind = !option || !strcmp(word, option) || !strcmp(word, longer);
+	}
 	free(word);
 	if (f)
 		fclose(f);
@@ -750,7 +752,9 @@ kg_reg_t ggml_backend_init(void)
 		return NULL;
 	}
 	make_tables();
-	if (configured && (config.chosen || is_chosen())) {
+	if (configured && is_asked_for("LLAMA_ARG_SPLIT_MODE", "-sm", "--split-mode", "tensor")) {
+		kvt_log(KVT_LOG_ERROR, "-sm tensor: llama.cpp wraps devices in one of its own then, which does not know " DEVICE ": use -sm layer");
+	} else if (configured && (config.chosen || is_asked_for("LLAMA_ARG_DEVICE", NULL, NULL, DEVICE))) {
 		kg_setup(&config);
 		reg.context = &config; /* a device */
 	} else if (configured) {
