@@ -31,7 +31,12 @@ code=$?
 [ $code = 0 ] || wrong "exit code $code: $(grep -a 'kvtier:\|error\|ASSERT' "$log" | tail -n 2)"
 # A row of the table, then what its caches said at their ends. Encoders have no KV cache.
 sed 's/\x1b\[[0-9;]*m//g' "$log" | awk -F'|' -v least="$least" '
-	/KV cache in tiers\|/ { gsub(/ /, "", $2); arch = $2; rows[arch] += 0; if (!(arch in order)) { order[arch] = ++n; name[n] = arch } }
+	/KV cache in tiers\|/ {
+		gsub(/ /, "", $2)
+		arch = $2
+		rows[arch] += 0
+		if (!(arch in order)) { order[arch] = ++n; name[n] = arch }
+	}
 	/attention calls/ { split($0, w, " attention calls"); k = split(w[1], v, " "); calls[arch] += v[k] }
 	/ OK / { rows[arch]++; ok++ }
 	/FAIL/ { print arch ": " $0; bad = 1 }

@@ -94,6 +94,9 @@ for turn in $(seq $turns); do
 	else
 		sleep "$short"
 		early=$(kilobytes VmRSS)
+		"$KVT_BUILD/kvtier" stat "$server" --json | perl -MJSON::PP -0777 -e '$s = decode_json(<STDIN>)->[0];
+			exit !($s->{name} eq "soak" && $s->{tier}{ram}{budget} == $ARGV[0] && $s->{rows_written} > 0)' $ram ||
+			wrong "turn $turn: kvtier stat of the running server: $("$KVT_BUILD/kvtier" stat 2>&1)"
 		wait "${jobs[@]}"
 		resident=$(kilobytes VmHWM)
 		growth=$(($(kilobytes VmRSS) - early))
@@ -105,7 +108,8 @@ for turn in $(seq $turns); do
 		[ "$(counter disk_reads "$dir/stats")" -gt 100 ] || wrong "turn $turn: nothing came from disk"
 	fi
 	# all else than K and V is as in a server that holds them whole
-	[ "$resident" -le $((stock_peak + ram / 1024 + 2048)) ] || wrong "turn $turn: the process held $resident KiB, $stock_peak without"
+	[ "$resident" -le $((stock_peak + ram / 1024 + 2048)) ] ||
+		wrong "turn $turn: the process held $resident KiB, $stock_peak without"
 done
 [ ! -e "$dir/wrong" ] || wrong "$(sort "$dir/wrong" | uniq -c | head -n 5)"
 touch "$dir/"{answers,cancels,early,saves}

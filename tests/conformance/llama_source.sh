@@ -20,8 +20,8 @@ printf 'Once upon a time, there was a little girl named Lily. She' >"$dir/story"
 run_it() {
 	local vars=()
 	while [ "$1" != -- ]; do vars+=("$1"); shift; done
-	OMP_WAIT_POLICY=passive env GGML_BACKEND_PATH="$plugin" "${vars[@]}" "$dir/perplexity" "$2" "$3" "$4" "$5" f16 f16 "${@:6}" 2>"$dir/err" ||
-		tail -n 3 "$dir/err"
+	OMP_WAIT_POLICY=passive env GGML_BACKEND_PATH="$plugin" "${vars[@]}" \
+		"$dir/perplexity" "$2" "$3" "$4" "$5" f16 f16 "${@:6}" 2>"$dir/err" || tail -n 3 "$dir/err"
 }
 tiers=(KVTIER_DEVICE=always KVTIER_THREADS=1 KVTIER_DISK_BYTES=16M KVTIER_DISK_DIR="$dir" KVTIER_BLOCK_BYTES=8K
 	KVTIER_MAX_QUERY_ROWS=64 KVTIER_STATS="$dir/stats")

@@ -152,7 +152,8 @@ int main(int argc, char **argv)
 			difference = fmax(difference, fabs((double)side[0].result[i] - (double)side[1].result[i]));
 			most = fmax(most, fabs((double)side[0].result[i]));
 		}
-		printf("%-5s %6d rows, %4d queries: llama.cpp %9.3f ms, kvtier %9.3f ms: %.2f times as fast (largest difference %.1e of %.1e)\n",
+		printf("%-5s %6d rows, %4d queries: llama.cpp %9.3f ms, kvtier %9.3f ms: %.2f times as fast; "
+		       "largest difference %.1e of %.1e\n",
 		       argv[t], rows, queries, side[0].ms[rounds / 2], side[1].ms[rounds / 2],
 		       side[0].ms[rounds / 2] / side[1].ms[rounds / 2], difference, most);
 	}
