@@ -20,7 +20,7 @@ case_of() {
 	err=$("$TMPDIR/$program" "$plugin" "$@" 2>&1)
 	code=$?
 	if [ -z "$text" ]; then
-		[ "$code" = 0 ] && [ -z "$err" ] || { echo "$*: exit code $code: $err"; failed=1; }
+		if [ "$code" != 0 ] || [ -n "$err" ]; then echo "$*: exit code $code: $err"; failed=1; fi
 	else
 		[ "$code" = 1 ] || { echo "$*: exit code $code"; failed=1; }
 		case $err in "kvtier: not loaded: $text"*) ;; *) echo "$*: says $err"; failed=1 ;; esac
