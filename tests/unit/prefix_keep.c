@@ -280,6 +280,56 @@ START_TEST(a_small_directory_keeps_its_size)
 }
 END_TEST
 
+/* Every second chunk goes, and a long prompt takes their slots, which are not side by side: it comes back whole. */
+START_TEST(scattered_slots_hold_a_prompt)
+{
+	struct rig_config c = kept();
+	struct prefix_rig r;
+	struct kvt_prefix_match m;
+	uint32_t tokens[512], jumps = 0, slot, last = KVT_NO_BLOCK;
+	const uint32_t *table;
+	struct kvt_seq *seq;
+
+	make_dir();
+	c.policy = KVT_POLICY_LRU;
+	r = rig_make(c);
+	for (uint32_t i = 0; i < 20; i++) {
+		rig_prompt(tokens, 64, i, 0);
+		rig_compute(&r, 0, tokens, 64);
+		ck_assert(!kvt_cache_flush(r.cache));
+	}
+	for (uint32_t i = 1; i < 20; i += 2) {
+		rig_prompt(tokens, 64, i, 0);
+		rig_serve(&r, 0, tokens, 64, 64);
+	}
+	ck_assert_int_eq(kvt_prefix_evict(r.cache, KVT_TIER_DISK, 10), 10);
+	rig_prompt(tokens, 512, 100, 0);
+	rig_compute(&r, 0, tokens, 512);
+	rig_free(&r);
+	r = rig_make(c);
+	rig_serve(&r, 0, tokens, 512, 512);
+	ck_assert(!kvt_prefix_match(r.cache, &r.roots[0], tokens, 512, &m));
+	ck_assert(!kvt_seq_create(r.cache, &seq));
+	ck_assert_int_eq(kvt_prefix_attach(r.cache, &m, 512, seq), 512);
+	kvt_prefix_release(r.cache, &m);
+	table = kvt_seq_table(seq, &r.cache->planes[0]);
+	for (uint32_t i = 0; i < 8; i++) {
+		slot = kvt_store_slot(r.cache->store, table[i]);
+		ck_assert_uint_lt(slot, 80);
+		jumps += last != KVT_NO_BLOCK && slot - last != 4 && last - slot != 4;
+		last = slot;
+	}
+	ck_assert_uint_gt(jumps, 3); /* or this tests nothing */
+	kvt_seq_free(seq);
+	for (uint32_t i = 1; i < 20; i += 2) {
+		rig_prompt(tokens, 64, i, 0);
+		rig_serve(&r, 0, tokens, 64, 64);
+	}
+	rig_free(&r);
+	remove_dir();
+}
+END_TEST
+
 /* Threads that insert, evict and find, while the keeper writes; then all of it again from disk. */
 START_TEST(a_crowd_is_kept)
 {
@@ -713,6 +763,7 @@ static int run_tests(void)
 	tcase_add_test(t, refuses_by_name);
 	tcase_add_test(t, damage_costs_what_it_hits);
 	tcase_add_test(t, a_small_directory_keeps_its_size);
+	tcase_add_test(t, scattered_slots_hold_a_prompt);
 	tcase_add_test(t, a_crowd_is_kept);
 	tcase_add_test(t, a_limit_on_files_is_no_end);
 	tcase_set_timeout(k, getenv("KVT_TEST_KILLS") ? 3000 : 250);
