@@ -75,6 +75,30 @@ full() {
 	fi
 	rm -f "$TMPDIR/err"
 }
+# So is a closed standard output; and no file that the command opens gets its number, and with it the text.
+closed() {
+	"$kvtier" "$@" 2>"$TMPDIR/err" >&-
+	code=$?
+	if [ $code != 1 ] || ! grep -q "^kvtier $1: standard output could not be written: Bad file descriptor" "$TMPDIR/err"; then
+		echo "kvtier $* with standard output closed: exit code $code, $(cat "$TMPDIR/err")"
+		failed=1
+	fi
+	rm -f "$TMPDIR/err"
+}
+text="run --model $KVT_SOURCE/tests/data/kvt-demo --prompt abc --max-tokens 2 --untiered --logits $TMPDIR/logits"
+closed --version
+closed doctor
+# shellcheck disable=SC2086 # options are meant to be split
+{
+	closed $text
+	[ ! -e "$TMPDIR/logits" ] || { echo "kvtier run with standard output closed: logits are there"; failed=1; }
+	"$kvtier" $text >/dev/null 2>"$TMPDIR/err" || { echo "kvtier run: $(cat "$TMPDIR/err")"; failed=1; }
+	mv "$TMPDIR/logits" "$TMPDIR/want"
+	"$kvtier" $text --progress always >/dev/null 2>&- || { echo "kvtier run with standard error closed: exit code $?"; failed=1; }
+	cmp "$TMPDIR/want" "$TMPDIR/logits" || { echo "kvtier run with standard error closed: other logits"; failed=1; }
+	"$kvtier" $text >/dev/null 2>"$TMPDIR/err" <&- || { echo "kvtier run with standard input closed: exit code $?"; failed=1; }
+}
+rm -f "$TMPDIR/want" "$TMPDIR/logits" "$TMPDIR/err"
 full --version
 full help
 full doctor

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 /* The kvtier command: one table of commands, each with its help, and a hint for a mistyped name. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "kvtier.h"
 #include "tools/tools.h"
@@ -264,10 +266,27 @@ static int run(int argc, char **argv)
 	return code ? code : c->run(argc - 1, argv + 1);
 }
 
+/*
+ * A file that is opened while a standard stream is closed gets that one's
+ * number, and then what is printed. Something takes the number that can be
+ * neither read nor written: EBADF, as if it were closed.
+ */
+static int occupy_standard(void)
+{
+	int fd;
+
+	do {
+		fd = open("/", O_PATH | O_CLOEXEC);
+	} while (fd >= 0 && fd <= STDERR_FILENO);
+	return fd < 0 ? -1 : close(fd);
+}
+
 int main(int argc, char **argv)
 {
 	int code, err;
 
+	if (occupy_standard())
+		return 1;
 	tool_output_begin();
 	code = run(argc, argv);
 	err = tool_output_end();
