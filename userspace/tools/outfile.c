@@ -59,7 +59,7 @@ int outfile_open(struct outfile *o, const char *path)
 		fd = open_beside(o);
 	if (fd < 0)
 		return kvt_fail(-errno, "%s: %s", path, strerror(errno));
-	o->f = fdopen(fd, "w");
+	o->f = tool_stream_open(&o->stream, fd);
 	if (!o->f) {
 		close(fd);
 		return kvt_fail(-ENOMEM, "%s: no memory for a buffer", path);
@@ -71,14 +71,13 @@ int outfile_open(struct outfile *o, const char *path)
 static int finish(struct outfile *o, const char *name)
 {
 	char self[64];
-	int err = 0;
+	int err = tool_stream_flush(&o->stream, o->f);
 
-	if (fflush(o->f) || ferror(o->f))
-		err = errno ? -errno : -EIO;
-	snprintf(self, sizeof(self), "/proc/self/fd/%d", fileno(o->f));
+	snprintf(self, sizeof(self), "/proc/self/fd/%d", o->stream.fd);
 	if (!err && o->kind == NAMELESS && linkat(AT_FDCWD, self, AT_FDCWD, name, AT_SYMLINK_FOLLOW))
 		err = -errno;
-	if (fclose(o->f) && !err)
+	fclose(o->f);
+	if (close(o->stream.fd) && !err)
 		err = -errno;
 	o->f = NULL;
 	return err;
@@ -109,6 +108,7 @@ void outfile_abort(struct outfile *o)
 	if (!o->f)
 		return;
 	fclose(o->f);
+	close(o->stream.fd);
 	o->f = NULL;
 	if (o->kind == NAMED && temporary(o, name))
 		unlink(name);

@@ -5,15 +5,18 @@
 
 #include <stdio.h>
 
+#include "tools/tools.h"
+
 struct outfile {
 	const char *path;
 	FILE *f; /* NULL: not open */
+	struct tool_stream stream;
 	int kind;
 };
 
 /*
- * Open for writing what will become @path, which must outlive it. Errors as
- * in err.h. A path that is there and no regular file (a pipe, /dev/null) is
+ * Open for writing what will become @path, which must outlive it; @o must
+ * not move. Errors as in err.h. A path that is there and no regular file (a pipe, /dev/null) is
  * written as it is.
  */
 int outfile_open(struct outfile *o, const char *path);

@@ -1,34 +1,47 @@
 // SPDX-License-Identifier: MIT
-/* stdout that remembers its first failure, so that a command can say why its output is not there. */
+/* Streams, stdout among them, that remember their first failure, so that a command can say why its output is not there. */
 #include <errno.h>
 #include <stdio.h>
 #include <unistd.h>
 
 #include "tools/tools.h"
 
-static int failure; /* -errno */
-
 static ssize_t put(void *cookie, const char *buf, size_t bytes)
 {
+	struct tool_stream *s = cookie;
 	size_t at = 0;
 	ssize_t n;
 
-	(void)cookie;
 	while (at < bytes) {
-		n = write(STDOUT_FILENO, buf + at, bytes - at);
+		n = write(s->fd, buf + at, bytes - at);
 		if (n >= 0) {
 			at += (size_t)n;
 		} else if (errno != EINTR) {
-			failure = failure ? failure : -errno;
+			s->failure = s->failure ? s->failure : -errno;
 			return 0;
 		}
 	}
 	return (ssize_t)bytes;
 }
 
+FILE *tool_stream_open(struct tool_stream *s, int fd)
+{
+	*s = (struct tool_stream){ .fd = fd };
+	return fopencookie(s, "w", (cookie_io_functions_t){ .write = put });
+}
+
+int tool_stream_flush(const struct tool_stream *s, FILE *f)
+{
+	if (!fflush(f) && !ferror(f))
+		return 0;
+	return s->failure ? s->failure : -EIO;
+}
+
+static struct tool_stream standard;
+
 void tool_output_begin(void)
 {
-	FILE *f = fopencookie(NULL, "w", (cookie_io_functions_t){ .write = put });
+	FILE *f = tool_stream_open(&standard, STDOUT_FILENO);
 
 	if (!f)
 		return; /* no memory: the plain one does the same with fewer words */
@@ -38,7 +51,5 @@ void tool_output_begin(void)
 
 int tool_output_end(void)
 {
-	if (!fflush(stdout) && !ferror(stdout))
-		return 0;
-	return failure ? failure : -EIO;
+	return tool_stream_flush(&standard, stdout);
 }

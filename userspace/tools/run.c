@@ -385,7 +385,7 @@ static int write_stats(struct run *r)
 {
 	const int64_t bytes = kvt_cache_stats_json(r->cache, NULL, 0);
 	const size_t room = bytes < 0 ? 0 : (size_t)bytes + 256; /* numbers may grow meanwhile */
-	char *text = room ? malloc(room) : NULL;
+	char *text = room ? malloc(room) : NULL, *all = NULL;
 	json_t *o = NULL;
 	int err = 0;
 
@@ -393,9 +393,13 @@ static int write_stats(struct run *r)
 		kvt_cache_stats_json(r->cache, text, room);
 		o = json_loads(text, 0, NULL);
 	}
-	if (!o || json_object_set_new(o, "run", run_json(r)) ||
-	    json_dumpf(o, r->stats.f, JSON_INDENT(2) | JSON_PRESERVE_ORDER) || fputc('\n', r->stats.f) == EOF)
-		err = kvt_fail(-EIO, "%s: the stats could not be written", r->stats.path);
+	if (o && !json_object_set_new(o, "run", run_json(r)))
+		all = json_dumps(o, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
+	if (all)
+		fprintf(r->stats.f, "%s\n", all); /* a failure: outfile_commit() says it */
+	else
+		err = kvt_fail(-ENOMEM, "%s: no memory for the stats", r->stats.path);
+	free(all);
 	json_decref(o);
 	free(text);
 	return err;

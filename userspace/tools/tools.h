@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 int cmd_run(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
@@ -51,10 +52,16 @@ int tool_option_error(const char *command, int found, char **argv, const struct 
 int tool_failed(const char *command);	/* prints kvt_last_error() */
 
 /*
- * stdout as a stream that remembers its first failure: errno of a write that
- * a buffer put off is gone by the time that somebody asks. tool_output_end()
- * flushes; 0, or -errno of the first write that failed.
+ * A stream that remembers its first failure: errno of a write that a buffer
+ * put off is gone by the time that somebody asks. @s must outlive it, and
+ * fclose() leaves @fd open. tool_stream_flush(): 0, or -errno of the first
+ * write that failed. The other two: stdout as such a stream.
  */
+struct tool_stream {
+	int fd, failure;
+};
+FILE *tool_stream_open(struct tool_stream *s, int fd); /* NULL: no memory */
+int tool_stream_flush(const struct tool_stream *s, FILE *f);
 void tool_output_begin(void);
 int tool_output_end(void);
 
