@@ -138,6 +138,31 @@ START_TEST(own)
 }
 END_TEST
 
+/* A case without a name fails, and no other. */
+START_TEST(nameless)
+{
+	static const char text[] = "[1, {}, {\"name\": 3, \"logits\": [1]}, null, {\"name\": \"fine\", \"logits\": [1]}]";
+	json_t *results, *r;
+	char *made, part[16];
+
+	ck_assert_int_eq(tool_sample_cases(text, strlen(text), &made), 0);
+	results = json_loads(made, 0, NULL);
+	ck_assert_uint_eq(json_array_size(results), 5);
+	for (size_t i = 0; i < 4; i++) {
+		r = json_array_get(results, i);
+		snprintf(part, sizeof(part), "case %zu: ", i);
+		ck_assert(json_is_null(json_object_get(r, "name")));
+		ck_assert_ptr_nonnull(strstr(json_string_value(json_object_get(r, "error")), part));
+		ck_assert_uint_eq(json_object_size(r), 2);
+	}
+	r = json_array_get(results, 4);
+	ck_assert_str_eq(json_string_value(json_object_get(r, "name")), "fine");
+	ck_assert_int_eq(json_integer_value(json_object_get(r, "token")), 0);
+	json_decref(results);
+	free(made);
+}
+END_TEST
+
 START_TEST(refused)
 {
 	static const struct {
@@ -145,9 +170,6 @@ START_TEST(refused)
 	} texts[] = {
 		{ "", "line 1" },
 		{ "{}", "a JSON list" },
-		{ "[1]", "case 0" },
-		{ "[{}]", "case 0" },
-		{ "[{\"name\": 3, \"logits\": [1]}]", "case 0" },
 		{ "[{\"name\": \"a\", \"name\": \"b\"}]", "duplicate" },
 		{ "[{\"name\": \"a\", \"logits\": [1], \"params\": {\"top_k\": 1, \"top_k\": 2}}]", "duplicate" },
 		{ "[{\"name\": \"a\", \"logits\": [1]}", "line 1" },
@@ -181,6 +203,7 @@ int main(void)
 
 	tcase_add_test(t, shared_cases);
 	tcase_add_test(t, own);
+	tcase_add_test(t, nameless);
 	tcase_add_test(t, refused);
 	suite_add_tcase(s, t);
 	srunner_run_all(r, CK_NORMAL);

@@ -322,24 +322,24 @@ out_free:
 	return err;
 }
 
+/* What has no name gets null for one, and an error. */
 static int add_case(json_t *results, size_t i, json_t *object)
 {
 	struct sample_case c = { .vocab = 0 };
-	json_t *name = json_object_get(object, "name"), *result;
+	json_t *name = json_object_get(object, "name"), *result = json_object();
+	const bool named = json_is_string(name);
 	int err;
 
-	if (!json_is_string(name))
-		return kvt_fail(-EINVAL, "case %zu: an object with a \"name\" is needed", i);
-	result = json_object();
-	if (json_object_set(result, "name", name) || json_array_append_new(results, result))
+	if (json_array_append_new(results, result) ||
+	    json_object_set_new(result, "name", named ? json_incref(name) : json_null()))
 		return kvt_fail(-ENOMEM, "no memory for case %zu", i);
-	err = read_case(object, &c);
+	err = named ? read_case(object, &c) : kvt_fail(-EINVAL, "case %zu: an object with a \"name\" is needed", i);
 	if (!err)
 		err = run_case(&c, result);
 	free_case(&c);
 	if (err) {
 		json_object_clear(result);
-		if (json_object_set(result, "name", name) ||
+		if (json_object_set_new(result, "name", named ? json_incref(name) : json_null()) ||
 		    json_object_set_new(result, "error", json_string(kvt_last_error())))
 			return kvt_fail(-ENOMEM, "no memory for case %zu", i);
 	}
