@@ -82,7 +82,12 @@ bound='prlimit --memlock=65536:65536 setpriv --bounding-set -ipc_lock --inh-caps
 [ "$(id -u)" = 0 ] || bound='prlimit --memlock=65536:65536'
 if $bound true 2>/dev/null; then
 	out=$($bound "$kvtier" doctor)
-	has "$out" '^ missing memlock RLIMIT_MEMLOCK is 64 KiB'
+	has "$out" '^ missing memlock RLIMIT_MEMLOCK is 64 KiB: a larger pinned tier is not locked'
+	# that is so
+	$bound "$kvtier" run --model "$KVT_SOURCE/tests/data/kvt-demo" --prompt a --max-tokens 1 --pinned-bytes 1M --host user \
+		>/dev/null 2>"$TMPDIR/err" || { echo "a pinned tier above the limit: $(cat "$TMPDIR/err")"; failed=1; }
+	has "$(cat "$TMPDIR/err")" 'warning: pinned tier: not locked: RLIMIT_MEMLOCK is 64 KiB, 1 MiB asked'
+	rm "$TMPDIR/err"
 	has "$out" '\$ echo "[$]USER - memlock unlimited" \| sudo tee'
 fi
 

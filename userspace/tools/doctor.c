@@ -421,10 +421,10 @@ static void check_memlock(struct report *r)
 	else if (limit.rlim_cur == RLIM_INFINITY)
 		f = add(r, "memlock", OK, "no limit");
 	else if (limit.rlim_cur >= MEMLOCK_ENOUGH)
-		f = add(r, "memlock", OK, "RLIMIT_MEMLOCK is %s: the most that the pinned tier can be",
+		f = add(r, "memlock", OK, "RLIMIT_MEMLOCK is %s: the most of a pinned tier that is locked",
 			bytes_text(limit.rlim_cur, a, sizeof(a)));
 	else
-		f = add(r, "memlock", MISSING, "RLIMIT_MEMLOCK is %s: a larger pinned tier is refused",
+		f = add(r, "memlock", MISSING, "RLIMIT_MEMLOCK is %s: a larger pinned tier is not locked",
 			bytes_text(limit.rlim_cur, a, sizeof(a)));
 	if (f->status == MISSING && limit.rlim_max == RLIM_INFINITY)
 		mend(f, "ulimit -l unlimited");
