@@ -27,10 +27,11 @@ check 1 'kvtier replay: *session.json: line 1: *' "$traces/session.json" --tier 
 check 1 'kvtier replay: *shared_prefix.jsonl: line 2: *' "$traces/shared_prefix.jsonl" --tier ram=1% --format agentic
 check 1 'kvtier replay: *none: No such file or directory' "$TMPDIR/none" --tier ram=1%
 check 1 'kvtier replay: *: a directory, not a regular file' "$TMPDIR" --tier ram=1%
-check 1 'kvtier replay: no tier has a size*' "$traces/session.json"
 check 1 'kvtier replay: ram=4096 bytes holds no block: 64 tokens of 131072 bytes take 8388608 (--token-bytes)' \
 	"$traces/session.json" --tier ram=4K
 check 2 'kvtier replay: a TRACE is needed*' --json
+check 2 'kvtier replay: no tier has a size*(see: kvtier help replay)' a
+check 2 'kvtier replay: no tier has a size*(see: kvtier help replay)' a --tier ram=0,disk=0%
 check 2 'kvtier replay: one TRACE, not "b" too*' a b
 check 2 'kvtier replay: "--polcy" is not an option*' --polcy lru
 check 2 'kvtier replay: --policy needs a value*' a --policy

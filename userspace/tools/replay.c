@@ -186,13 +186,16 @@ static int parse(int argc, char **argv, struct options *o)
 			set_option(o, argv[i], argv[i + 1]);
 	if (!o->path)
 		return tool_usage_error("replay", "a TRACE is needed");
-	return 0;
+	for (uint32_t i = 0; i < KVT_TIERS; i++)
+		if (o->bytes[i] || o->percent[i] > 0)
+			return 0;
+	return tool_usage_error("replay", "no tier has a size: --tier ram=10%%, say");
 }
 
 /* Tier sizes in blocks, once the trace is known. */
 static int set_frames(struct options *o, const struct trace *t)
 {
-	uint64_t block_bytes = o->params.token_bytes * t->block_tokens, frames, total = 0;
+	uint64_t block_bytes = o->params.token_bytes * t->block_tokens, frames;
 
 	for (uint32_t i = 0; i < KVT_TIERS; i++) {
 		frames = o->percent[i] >= 0 ? (uint64_t)(o->percent[i] * t->n_distinct / 100) : o->bytes[i] / block_bytes;
@@ -204,10 +207,7 @@ static int set_frames(struct options *o, const struct trace *t)
 					(unsigned long long)o->params.token_bytes, (unsigned long long)block_bytes);
 		/* more than the trace has changes nothing */
 		o->params.frames[i] = frames < t->n_distinct ? (uint32_t)frames : t->n_distinct;
-		total += o->params.frames[i];
 	}
-	if (!total)
-		return kvt_fail(-EINVAL, "no tier has a size: --tier ram=10%%, say");
 	return 0;
 }
 
