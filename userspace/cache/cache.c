@@ -83,10 +83,11 @@ static bool printable(const char *s)
 static int check_params(struct kvt_cache_params *p, bool least)
 {
 	uint64_t physical = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+	const uint64_t ram = least ? 0 : p->ram_bytes;
 
-	if (!least && (p->ram_bytes > physical || p->pinned_bytes > physical - p->ram_bytes))
+	if (ram > physical || p->pinned_bytes > physical - ram)
 		return kvt_fail(-ENOMEM, "ram_bytes %llu and pinned_bytes %llu are more than this machine's %llu bytes of memory: lower them and give a disk budget",
-				(unsigned long long)p->ram_bytes, (unsigned long long)p->pinned_bytes,
+				(unsigned long long)ram, (unsigned long long)p->pinned_bytes,
 				(unsigned long long)physical);
 	if (!p->block_bytes)
 		p->block_bytes = DEFAULT_BLOCK_BYTES;
