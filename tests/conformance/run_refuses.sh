@@ -118,6 +118,21 @@ done
 	refuse 1 '--logit-bias for token 260: the vocabulary has 260' $good --prompt a --logit-bias 260=1
 }
 
+# an output is not the other one, nor what is read
+ln "$dir/good/model.safetensors" "$dir/hard"
+ln -s good/config.json "$dir/soft"
+# shellcheck disable=SC2086
+{
+	refuse 2 '--logits and --stats are one file' $good --prompt a --logits "$out/new" --stats "$out/../out/new"
+	refuse 2 '--logits and --stats are one file' $good --prompt a --logits "$out/want" --stats "$out/want"
+	for name in hard soft good/config.json good/../good/model.safetensors; do
+		refuse 2 "--logits $dir/$name would replace a file that is read" $good --prompt a --logits "$dir/$name"
+	done
+	refuse 2 "--stats $out/want would replace a file that is read" $good --prompt-file "$out/want" --stats "$out/want"
+	refuse 2 "--stats $out/want would replace a file that is read" $good --prompt a --tokenizer "$out/want" --stats "$out/want"
+}
+rm "$dir/hard" "$dir/soft"
+
 # ---- the model ----
 # shellcheck disable=SC2086
 refuse 1 'none: No such file' $good --prompt a --model "$dir/none"

@@ -2,11 +2,15 @@
 /* The options of kvtier run: one table, and what the library's parameters are called in it. */
 #include "tools/run_options.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <limits.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "kvtier.h"
 #include "tools/tools.h"
@@ -85,9 +89,10 @@ static const struct tool_word words[] = {
 	{ "host=module", "--host module" },
 	{ "backend cuda", "--backend cuda" },
 	{ "backend cpu", "--backend cpu" },
-	{ "memory or disk budgets", "--ram-bytes, --pinned-bytes or --disk-bytes" },
-	{ "memory budgets", "--ram-bytes or --pinned-bytes" },
+	{ "the memory or disk budgets", "--ram-bytes, --pinned-bytes or --disk-bytes" },
+	{ "the memory budgets", "--ram-bytes or --pinned-bytes" },
 	{ "a disk budget", "--disk-bytes" },
+	{ "the disk budget", "--disk-bytes" },
 	{ "the maximum batch or tokens of a pass", "--prefill-chunk" },
 	{ "temperature", "--temperature" },
 	{ "top_p", "--top-p" },
@@ -229,8 +234,74 @@ static int check_sampling(struct run_options *o)
 	return kvt_sampler_check(p, UINT32_MAX) ? bad(kvt_last_error()) : 0;
 }
 
+/* A name that a model's loader reads, in its directory. */
+static bool is_read(const char *name)
+{
+	return !strcmp(name, "config.json") || !strncmp(name, "tok", 3) || strstr(name, ".safetensors");
+}
+
+static bool same(const struct stat *a, const struct stat *b)
+{
+	return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+/* What is written replaces what had the name: not what the run reads. */
+static int check_output(const struct run_options *o, const char *option, const char *path)
+{
+	const char *const files[] = { o->model, o->tokenizer, o->prompt_file };
+	bool found = false;
+	struct stat st, other;
+	struct dirent *e;
+	DIR *dir;
+
+	if (!path || stat(path, &st) || !S_ISREG(st.st_mode))
+		return 0;
+	for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++)
+		found |= files[i] && !stat(files[i], &other) && same(&st, &other);
+	dir = opendir(o->model);
+	while (dir && !found && (e = readdir(dir)))
+		found = is_read(e->d_name) && !fstatat(dirfd(dir), e->d_name, &other, 0) && same(&st, &other);
+	if (dir)
+		closedir(dir);
+	return found ? tool_usage_error("run", "%s %s would replace a file that is read", option, path) : 0;
+}
+
+/* The same name in the same directory, whether there is such a file or not yet; a device takes both. */
+static bool same_name(const char *a, const char *b)
+{
+	const char *names[] = { a, b }, *last[2];
+	struct stat st[2];
+	char dir[PATH_MAX];
+
+	if (!stat(a, &st[0]) && !S_ISREG(st[0].st_mode))
+		return false;
+	for (int i = 0; i < 2; i++) {
+		const char *slash = strrchr(names[i], '/');
+
+		last[i] = slash ? slash + 1 : names[i];
+		snprintf(dir, sizeof(dir), "%.*s", slash ? (int)(last[i] - names[i]) : 1, slash ? names[i] : ".");
+		if (stat(dir, &st[i]))
+			return false;
+	}
+	return !strcmp(last[0], last[1]) && same(&st[0], &st[1]);
+}
+
+static int check_outputs(const struct run_options *o)
+{
+	int code = check_output(o, "--logits", o->logits);
+
+	if (!code)
+		code = check_output(o, "--stats", o->stats);
+	if (!code && o->logits && o->stats && same_name(o->logits, o->stats))
+		code = tool_usage_error("run", "--logits and --stats are one file, %s", o->stats);
+	return code;
+}
+
 static int check_options(struct run_options *o)
 {
+	int code;
+
+
 	if (!o->model)
 		return tool_usage_error("run", "--model DIR is missing");
 	if (!o->prompt == !o->prompt_file)
@@ -247,7 +318,8 @@ static int check_options(struct run_options *o)
 		return tool_usage_error("run", "--warm keeps the ram tier in the kernel module: no --host user");
 	if (o->warm && strlen(o->warm) >= POOL_NAME_BYTES)
 		return tool_usage_error("run", "--warm: a name has at most %d bytes, not %zu", POOL_NAME_BYTES - 1, strlen(o->warm));
-	return check_sampling(o);
+	code = check_outputs(o);
+	return code ? code : check_sampling(o);
 }
 
 int run_options_parse(int argc, char **argv, struct run_options *o)
