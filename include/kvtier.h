@@ -141,7 +141,7 @@ struct kvt_cache_params {
 	int32_t numa_node;	 /* node + 1 for host frames; 0: wherever */
 	uint32_t policy;	 /* enum kvt_policy_kind */
 	uint64_t writeback_bytes_per_s; /* cap of background write-back; 0: none. An eviction that waits is not held back */
-	uint64_t prefix_bytes;	 /* of @ram_bytes, for the prefix tree's bookkeeping: kvt_prefix_bytes(); 0: no tree */
+	uint64_t prefix_bytes;	 /* of @ram_bytes, for the prefix tree's bookkeeping: kvt_prefix_bytes(), at most 2^48; 0: no tree */
 	uint32_t prefix_tokens;	 /* tokens of a chunk: a multiple of every sequence plane's block rows; 0: the least one */
 	uint32_t snapshots;	 /* recurrent-state snapshots that the tree may hold; 0: none */
 	uint32_t session_snapshots; /* the most of them for one session; 0: no such limit */
@@ -416,7 +416,7 @@ int64_t kvt_prefix_evict(struct kvt_cache *cache, enum kvt_tier tier, uint32_t c
 /* Tokens of a chunk, or -EINVAL: no tree. */
 int64_t kvt_prefix_tokens(const struct kvt_cache *cache);
 
-/* The prefix_bytes with which the tree of a cache of @params holds @chunks chunks; or a negative errno. */
+/* The prefix_bytes with which the tree of a cache of @params holds @chunks chunks, at most 2^31 - 1; or a negative errno. */
 int64_t kvt_prefix_bytes(const struct kvt_cache_params *params, uint32_t chunks);
 
 /*

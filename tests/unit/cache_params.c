@@ -93,6 +93,55 @@ START_TEST(each_bad_parameter_alone)
 }
 END_TEST
 
+static struct kvt_cache_params with_tree(void)
+{
+	struct kvt_cache_params p = good();
+
+	p.prefix_bytes = 4 << 20;
+	p.snapshots = 2;
+	p.snapshot_bytes = 4096;
+	return p;
+}
+
+/* Sizes near 2^64, which wrap where one is added to another: refused, and no less memory is asked for. */
+START_TEST(sizes_do_not_wrap)
+{
+	static const uint64_t huge[] = { UINT64_MAX, UINT64_MAX - 1, UINT64_MAX - 65535, UINT64_MAX - 1000000, 1ull << 63 };
+	struct kvt_cache_params p = with_tree();
+	struct kvt_cache *cache;
+
+	p.max_seqs = 1u << 20; /* a warm pool's table of tokens: 2^32 blocks */
+	p.max_tokens = 1u << 26;
+	p.warm_name = "kvtier-test-sizes";
+	ck_assert_int_eq(kvt_cache_min_ram(&p), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "max_seqs"));
+	p = with_tree();
+	for (size_t i = 0; i < sizeof(huge) / sizeof(huge[0]); i++) {
+		p.snapshot_bytes = huge[i];
+		refused(&p, -EINVAL, "snapshot_bytes");
+		ck_assert_int_eq(kvt_cache_min_ram(&p), -EINVAL);
+		ck_assert_int_eq(kvt_prefix_bytes(&p, 8), -EINVAL);
+		p = with_tree();
+		p.prefix_bytes = huge[i];
+		refused(&p, -EINVAL, "prefix_bytes");
+		ck_assert_int_eq(kvt_cache_min_ram(&p), -EINVAL);
+		p = with_tree();
+		p.gpu_bytes = p.gpu_scratch_bytes = huge[i];
+		ck_assert_int_lt(kvt_cache_create(&p, &cache), 0);
+		p = with_tree();
+	}
+	p.prefix_bytes = 1ull << 48; /* more than this machine has, and told so */
+	refused(&p, -ENOMEM, "ram_bytes");
+	ck_assert_int_gt(kvt_cache_min_ram(&p), 1ll << 48);
+	ck_assert_int_gt(kvt_prefix_bytes(&p, INT32_MAX), 1ll << 31);
+	ck_assert_int_eq(kvt_prefix_bytes(&p, (uint32_t)INT32_MAX + 1), -EINVAL);
+	ck_assert_int_eq(kvt_prefix_bytes(&p, UINT32_MAX), -EINVAL);
+	p = with_tree();
+	ck_assert_msg(!kvt_cache_create(&p, &cache), "%s", kvt_last_error());
+	kvt_cache_destroy(cache);
+}
+END_TEST
+
 START_TEST(each_bad_plane_alone)
 {
 	struct kvt_cache_params p = good();
@@ -266,3 +315,4 @@ int main(void)
 	srunner_free(r);
 	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }
+	tcase_add_test(t, sizes_do_not_wrap);

@@ -28,6 +28,7 @@
 #define DEFAULT_MAX_TOKENS 131072
 #define DEFAULT_QUERY_ROWS 512
 #define HOST_DEPTH 64
+#define PREFIX_MAX (1ull << 48) /* bytes: ram_overhead() does not wrap */
 
 static const struct kvt_policy_ops *const policies[KVT_POLICIES] = {
 	[KVT_POLICY_AUTO] = &kvt_policy_auto, [KVT_POLICY_LRU] = &kvt_policy_lru, [KVT_POLICY_S3FIFO] = &kvt_policy_s3fifo,
@@ -101,6 +102,9 @@ static int check_params(struct kvt_cache_params *p, bool least)
 		return kvt_fail(-EINVAL, "policy %u is unknown", p->policy);
 	if (!p->prefix_bytes && (p->prefix_tokens || p->snapshots || p->snapshot_bytes || p->store_dir))
 		return kvt_fail(-EINVAL, "prefix_tokens, snapshots and store_dir are of a prefix tree: give prefix_bytes");
+	if (p->prefix_bytes > PREFIX_MAX)
+		return kvt_fail(-EINVAL, "prefix_bytes is %llu: it is a part of ram_bytes, and 2^48 at most",
+				(unsigned long long)p->prefix_bytes);
 	if (p->store_dir && !p->disk_bytes)
 		return kvt_fail(-EINVAL, "store_dir %s without disk_bytes: how much may it take?", p->store_dir);
 	if (!p->planes || p->n_planes < 1 || p->n_planes > 65535)
@@ -289,6 +293,9 @@ static int make_plan(struct plan *plan, const struct kvt_cache_params *params, b
 		.warm = p->warm_name, .warm_id = p->warm_id,
 		.user_bytes = p->warm_name ? (uint64_t)p->max_seqs * p->max_tokens * sizeof(uint32_t) : 0,
 	};
+	if (plan->store.user_bytes / p->block_bytes > UINT32_MAX / 8)
+		return kvt_fail(-EINVAL, "warm_name: %u sequences of %u tokens take too many blocks of %llu bytes: lower max_seqs or max_tokens",
+				p->max_seqs, p->max_tokens, (unsigned long long)p->block_bytes);
 	plan->host = (struct kvt_host_params){
 		.kind = p->host, .io = p->io, .depth = HOST_DEPTH, .frame_bytes = p->block_bytes,
 	};
@@ -325,6 +332,8 @@ int64_t kvt_prefix_bytes(const struct kvt_cache_params *params, uint32_t chunks)
 	int64_t ret = kvt_params_copy(&p, sizeof(p), offsetof(struct kvt_cache_params, prefix_bytes), params, "cache parameters");
 
 	p.prefix_bytes = 1; /* asked for in earnest */
+	if (!ret && chunks > KVT_PREFIX_CHUNKS)
+		ret = kvt_fail(-EINVAL, "prefix tree: %u chunks, %u at most", chunks, KVT_PREFIX_CHUNKS);
 	if (!ret)
 		ret = make_plan(&plan, &p, true);
 	if (!ret)

@@ -13,6 +13,7 @@
 
 #define NONE KVT_TREE_NONE
 #define CHUNK_MAX 65536u
+#define CHUNK_BLOCKS_MAX (1u << 24) /* so that no size of a tree of KVT_PREFIX_CHUNKS wraps */
 #define SKIPS 256 /* chunks passed over in a search for one that makes the room that is wanted */
 #define MEMORY_TIERS (1u << KVT_TIER_GPU | 1u << KVT_TIER_PINNED | 1u << KVT_TIER_RAM)
 #define ANY_TIER KVT_TIERS
@@ -53,15 +54,16 @@ static int plan_chunk(struct kvt_prefix_plan *plan, const struct kvt_cache_param
 		blocks += planes[i].rows ? 0 : plan->chunk / planes[i].geom.block_rows;
 	if (!blocks)
 		return kvt_fail(-EINVAL, "prefix tree: the cache has no sequence planes");
-	if (blocks > UINT32_MAX / 2)
-		return kvt_fail(-EINVAL, "prefix tree: %llu blocks in a chunk are too many: lower prefix_tokens", (unsigned long long)blocks);
+	if (blocks > CHUNK_BLOCKS_MAX)
+		return kvt_fail(-EINVAL, "prefix tree: %llu blocks in a chunk are too many (%u at most): lower prefix_tokens",
+				(unsigned long long)blocks, CHUNK_BLOCKS_MAX);
 	plan->chunk_blocks = (uint32_t)blocks;
 	return 0;
 }
 
 static int plan_snapshots(struct kvt_prefix_plan *plan, const struct kvt_cache_params *p, const struct kvt_plane *planes)
 {
-	uint64_t room = 0, bytes;
+	uint64_t room = 0, bytes, blocks;
 
 	if (!p->snapshots != !p->snapshot_bytes || p->snapshots > 1u << 20)
 		return kvt_fail(-EINVAL, "snapshots is %u (to 2^20) and snapshot_bytes %llu: both or neither", p->snapshots,
@@ -77,9 +79,11 @@ static int plan_snapshots(struct kvt_prefix_plan *plan, const struct kvt_cache_p
 			plan->snapshot_plane = i;
 		}
 	}
-	if ((p->snapshot_bytes + room - 1) / room > UINT32_MAX / 2)
-		return kvt_fail(-EINVAL, "snapshot_bytes is %llu: too many blocks", (unsigned long long)p->snapshot_bytes);
-	plan->snapshot_blocks = (uint32_t)((p->snapshot_bytes + room - 1) / room);
+	blocks = p->snapshot_bytes / room + (p->snapshot_bytes % room != 0); /* the sum of both could wrap */
+	if (blocks > UINT32_MAX / 2)
+		return kvt_fail(-EINVAL, "snapshot_bytes is %llu: a state of at most %llu bytes (%u blocks) expected",
+				(unsigned long long)p->snapshot_bytes, UINT32_MAX / 2 * (unsigned long long)room, UINT32_MAX / 2);
+	plan->snapshot_blocks = (uint32_t)blocks;
 	return 0;
 }
 
@@ -104,7 +108,7 @@ int kvt_prefix_plan(struct kvt_prefix_plan *plan, const struct kvt_cache_params 
 	if (ret)
 		return ret;
 	high = p->prefix_bytes / sizeof(struct kvt_tree_node) + 1;
-	high = high > UINT32_MAX / 2 ? UINT32_MAX / 2 : high;
+	high = high > KVT_PREFIX_CHUNKS ? KVT_PREFIX_CHUNKS : high;
 	while (low + 1 < high) {
 		middle = (low + high) / 2;
 		if (kvt_prefix_plan_bytes(plan, (uint32_t)middle) <= p->prefix_bytes)

@@ -13,6 +13,8 @@
 #include "cache/cache.h"
 #include "cache/tree.h"
 
+#define KVT_PREFIX_CHUNKS (UINT32_MAX / 2) /* the most of a tree */
+
 struct kvt_snapshot {
 	uint32_t node;	 /* NONE: free */
 	uint32_t tokens; /* from the root on */
