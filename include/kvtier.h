@@ -388,6 +388,7 @@ int kvt_prefix_match(struct kvt_cache *cache, const struct kvt_prefix_root *root
 		     struct kvt_prefix_match *match);
 void kvt_prefix_release(struct kvt_cache *cache, struct kvt_prefix_match *match);
 
+ * A match of 0 chunks holds nothing: one that failed, one that was released, a zeroed one.
 /*
  * Make the empty sequence @seq begin with the matched tokens (at most @tokens of
  * them), sharing their blocks; who writes to one copies it first. What an

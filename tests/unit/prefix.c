@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cache/prefix.h"
 #include "lib/prefix_rig.h"
 #include "lib/rounds.h"
 
@@ -410,6 +411,41 @@ START_TEST(a_match_pins_what_it_uses)
 }
 END_TEST
 
+/* A match of no chunks holds nothing: releasing it is nothing, however it came to be, and so is releasing none. */
+START_TEST(an_empty_match_holds_nothing)
+{
+	struct prefix_rig r = rig_make((struct rig_config){ 0 });
+	struct kvt_prefix_root bad = r.roots[0];
+	struct kvt_prefix_stats st = KVT_INIT(st);
+	struct kvt_prefix_match zero = { 0 }, m, failed;
+	uint32_t tokens[128];
+
+	rig_prompt(tokens, 128, 1, 0);
+	rig_compute(&r, 0, tokens, 128);
+	ck_assert(!kvt_prefix_match(r.cache, &r.roots[0], tokens, 128, &m));
+	ck_assert_uint_eq(m.chunks, 2);
+	kvt_prefix_release(r.cache, &zero);
+	kvt_prefix_release(r.cache, &zero);
+	kvt_prefix_release(r.cache, NULL);
+	bad.salt_bytes = 65;
+	memset(&failed, 0x11, sizeof(failed));
+	ck_assert_int_eq(kvt_prefix_match(r.cache, &bad, tokens, 128, &failed), -EINVAL);
+	ck_assert_uint_eq(failed.chunks, 0);
+	ck_assert_uint_eq(failed.tokens, 0);
+	kvt_prefix_release(r.cache, &failed);
+	ck_assert_int_eq(kvt_prefix_match(r.cache, &r.roots[0], tokens, 128, NULL), -EINVAL);
+	ck_assert_int_eq(kvt_prefix_match(r.cache, &r.roots[0], NULL, 128, &failed), -EINVAL);
+	ck_assert(!kvt_prefix_stats(r.cache, &st));
+	ck_assert_uint_eq(st.chunks_pinned, 2); /* the real one stays */
+	kvt_prefix_release(r.cache, &m);
+	kvt_prefix_release(r.cache, &m);
+	ck_assert(!kvt_prefix_stats(r.cache, &st));
+	ck_assert_uint_eq(st.chunks_pinned, 0);
+	ck_assert_msg(!kvt_prefix_check(r.cache), "%s", kvt_last_error());
+	rig_free(&r);
+}
+END_TEST
+
 START_TEST(refuses_what_cannot_be)
 {
 	struct prefix_rig r = rig_make((struct rig_config){ 0 });
@@ -459,6 +495,7 @@ int main(void)
 	tcase_add_test(t, snapshots_hang_on_nodes);
 	tcase_add_test(t, restore_and_replay_is_the_cold_state);
 	tcase_add_test(t, a_match_pins_what_it_uses);
+	tcase_add_test(t, an_empty_match_holds_nothing);
 	tcase_add_test(t, refuses_what_cannot_be);
 	suite_add_tcase(s, t);
 	srunner_run_all(r, CK_NORMAL);

@@ -378,6 +378,11 @@ int kvt_prefix_match(struct kvt_cache *c, const struct kvt_prefix_root *root, co
 	struct kvt_root_key key;
 	int ret = p ? kvt_prefix_key(root, &key) : -EINVAL;
 
+	if (!match)
+		return kvt_fail(-EINVAL, "prefix match: no match to fill");
+	*match = (struct kvt_prefix_match){ .node = NONE };
+	if (!ret && n && !tokens)
+		ret = kvt_fail(-EINVAL, "prefix match: %u tokens, but no ids", n);
 	if (ret)
 		return ret;
 	pthread_mutex_lock(&p->lock);
@@ -412,7 +417,7 @@ void kvt_prefix_release(struct kvt_cache *c, struct kvt_prefix_match *match)
 {
 	struct kvt_prefix *p = c->prefix;
 
-	if (!p)
+	if (!p || !match || !match->chunks) /* a match of no chunks, a zeroed one too, holds nothing */
 		return;
 	pthread_mutex_lock(&p->lock);
 	kvt_tree_unpin(p->tree, match->node);
