@@ -53,8 +53,7 @@ START_TEST(random_plans)
 	uint32_t optimal = 0, plans = 400;
 
 	for (uint32_t round = 0; round < plans; round++) {
-		struct kvt_arena_plan plan = { .size = sizeof(plan), .buffers = buffers, .n = 1 + random_below(64),
-					       .loop_first = 1 };
+		struct kvt_arena_plan plan = { .size = sizeof(plan), .buffers = buffers, .n = 1 + random_below(64) };
 		struct kvt_arena_size size, size2;
 		double ratio;
 
@@ -84,7 +83,7 @@ START_TEST(search_finds)
 	uint32_t plain = 0, found = 0;
 
 	for (uint32_t round = 0; round < 60; round++) {
-		struct kvt_arena_plan plan = { .size = sizeof(plan), .buffers = buffers, .n = 40, .loop_first = 1 };
+		struct kvt_arena_plan plan = { .size = sizeof(plan), .buffers = buffers, .n = 40 };
 		struct kvt_arena_size size;
 
 		for (uint32_t i = 0; i < plan.n; i++) {
@@ -255,6 +254,17 @@ START_TEST(refusals)
 	ck_assert_int_eq(kvt_arena_layout(&plan, NULL, &size), -EINVAL);
 	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "KVT_INIT"));
 	plan.size = sizeof(plan);
+	ck_assert_int_eq(kvt_arena_layout(&plan, NULL, NULL), -EINVAL);
+	ck_assert_int_eq(kvt_arena_layout(NULL, NULL, &size), -EINVAL);
+	plan.buffers = NULL;
+	ck_assert_int_eq(kvt_arena_layout(&plan, NULL, &size), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "buffers is NULL"));
+	plan.buffers = good;
+	plan.loop_first = 2;
+	plan.loop_last = 1;
+	ck_assert_int_eq(kvt_arena_layout(&plan, NULL, &size), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "loop runs from step 2 to 1"));
+	plan.loop_first = plan.loop_last = 0;
 	plan.n = 0;
 	ck_assert_int_eq(kvt_arena_layout(&plan, NULL, &size), -EINVAL);
 	plan.n = KVT_ARENA_BUFFERS + 1;

@@ -207,6 +207,11 @@ static int lay_out(const struct kvt_arena_plan *theirs, struct kvt_arena_plan *p
 	l->n = plan->n;
 	if (!plan->n || plan->n > KVT_ARENA_BUFFERS)
 		return kvt_fail(-EINVAL, "a plan of %u scratch buffers: 1 to %u are allowed", plan->n, KVT_ARENA_BUFFERS);
+	if (!plan->buffers || !size)
+		return kvt_fail(-EINVAL, "a plan of %u scratch buffers: %s is NULL", plan->n, size ? "buffers" : "the size to fill");
+	if (plan->loop_first > plan->loop_last)
+		return kvt_fail(-EINVAL, "a plan of scratch buffers: its loop runs from step %u to %u", plan->loop_first,
+				plan->loop_last);
 	l->items = calloc(plan->n, sizeof(*l->items));
 	l->order = calloc(plan->n, 3 * sizeof(*l->order));
 	l->offsets = calloc(plan->n, sizeof(*l->offsets));
