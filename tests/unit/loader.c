@@ -567,7 +567,7 @@ END_TEST
 
 START_TEST(wrong_calls)
 {
-	struct kvt_weights *w = open_ok(write_model("model.safetensors", "t", 12));
+	struct kvt_weights *w = open_ok(write_model("model.safetensors", "t", 12)), *other = open_ok(w->path);
 	struct kvt_load_item item = { .tensor = &w->tensors[0] };
 	struct kvt_load_params p = KVT_INIT(p);
 	char byte;
@@ -578,6 +578,18 @@ START_TEST(wrong_calls)
 	item.host = &byte;
 	ck_assert_int_eq(kvt_load(w, &item, 1, &p, NULL), -EINVAL); /* two */
 	item.device = 0;
+	ck_assert_int_eq(kvt_load(w, NULL, 1, &p, NULL), -EINVAL);
+	item.tensor = NULL;
+	ck_assert_int_eq(kvt_load(w, &item, 1, &p, NULL), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "item 0 is NULL"));
+	item.tensor = &other->tensors[0];
+	ck_assert_int_eq(kvt_load(w, &item, 1, &p, NULL), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "of other weights"));
+	item.tensor = (const struct kvt_tensor *)((const char *)&w->tensors[0] + 1);
+	ck_assert_int_eq(kvt_load(w, &item, 1, &p, NULL), -EINVAL);
+	item.tensor = &w->tensors[w->n_tensors];
+	ck_assert_int_eq(kvt_load(w, &item, 1, &p, NULL), -EINVAL);
+	item.tensor = &w->tensors[0];
 	p.piece_bytes = 5000;
 	ck_assert_int_eq(kvt_load(w, &item, 1, &p, NULL), -EINVAL);
 	p.piece_bytes = 0;
@@ -595,6 +607,7 @@ START_TEST(wrong_calls)
 	ck_assert_int_eq(kvt_load(w, &item, 1, &p, &(struct kvt_load_report){ 0 }), -EINVAL);
 	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "load report: size is 0"));
 	ck_assert_int_eq(byte, 42);
+	kvt_weights_close(other);
 	kvt_weights_close(w);
 }
 END_TEST

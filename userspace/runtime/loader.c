@@ -123,6 +123,14 @@ static int reachable(struct load *l, struct span *s)
 	return err;
 }
 
+/* @t is one of @w's: told by where it is, before anything of it is read. */
+static bool tensor_of(const struct kvt_weights *w, const struct kvt_tensor *t)
+{
+	uintptr_t at = (uintptr_t)t - (uintptr_t)w->tensors;
+
+	return t && at < w->n_tensors * sizeof(*t) && at % sizeof(*t) == 0;
+}
+
 static int plan(struct load *l, const struct kvt_load_item *items, uint32_t n)
 {
 	uint32_t n_spans = 0;
@@ -137,6 +145,8 @@ static int plan(struct load *l, const struct kvt_load_item *items, uint32_t n)
 	for (uint32_t i = 0; i < n; i++) {
 		const struct kvt_tensor *t = items[i].tensor;
 
+		if (!tensor_of(l->w, t))
+			return kvt_fail(-EINVAL, "%s: the tensor of item %u is %s", l->w->path, i, t ? "of other weights" : "NULL");
 		if (!t->bytes)
 			continue;
 		if (!items[i].host == !items[i].device || (items[i].device && !l->gpu))
@@ -708,6 +718,8 @@ int kvt_load_charged(const struct kvt_weights *w, const struct kvt_load_item *it
 		err = kvt_result_check(report, "load report");
 	if (!err)
 		err = check_params(&p);
+	if (!err && n && !items)
+		err = kvt_fail(-EINVAL, "kvt_load: %u items, but items is NULL", n);
 	if (err)
 		return err;
 	l = calloc(1, sizeof(*l));
