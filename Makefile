@@ -228,8 +228,9 @@ install: all ## install command, library, headers, pkg-config file and man pages
 	ln -sf libkvtier.so.$(VERSION) $(DESTDIR)$(libdir)/libkvtier.so.$(SOMAJOR)
 	ln -sf libkvtier.so.$(SOMAJOR) $(DESTDIR)$(libdir)/libkvtier.so
 	$(if $(PLUGIN),install $(PLUGIN) $(DESTDIR)$(libdir)/)
-	sed -e 's|@prefix@|$(prefix)|' -e 's|@libdir@|$(libdir)|' -e 's|@includedir@|$(includedir)|' \
-		-e 's|@version@|$(VERSION)|' userspace/kvtier.pc.in >$(DESTDIR)$(pkgconfigdir)/kvtier.pc
+	sed -e 's|@prefix@|$(prefix)|' -e 's|@libdir@|$(patsubst $(prefix)/%,$${prefix}/%,$(libdir))|' \
+		-e 's|@includedir@|$(patsubst $(prefix)/%,$${prefix}/%,$(includedir))|' -e 's|@version@|$(VERSION)|' \
+		userspace/kvtier.pc.in >$(DESTDIR)$(pkgconfigdir)/kvtier.pc
 	scripts/install-man $(DESTDIR)$(mandir) $(MAN)
 	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ]; then ldconfig; fi
 

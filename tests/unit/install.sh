@@ -29,6 +29,10 @@ export PKG_CONFIG_PATH="$root/usr/lib/pkgconfig" PKG_CONFIG_SYSROOT_DIR="$root"
 	[ "$got" = "$version" ] || wrong "the shared library says \"$got\", the command \"$version\""
 	unset PKG_CONFIG_SYSROOT_DIR
 	[ "$(pkg-config --modversion kvtier)" = "$version" ] || wrong "kvtier.pc has another version than $version"
+	for dir in lib include; do
+		got=$(pkg-config --define-variable=prefix=/else --variable=${dir}dir kvtier)
+		[ "$got" = "/else/$dir" ] || wrong "kvtier.pc, moved to /else, has its ${dir}dir at $got"
+	done
 }
 LD_LIBRARY_PATH=$root/usr/lib ldd "$TMPDIR/p" | grep -q 'libkvtier\.so\.0 => ' || wrong "the soname is not libkvtier.so.0"
 [ "$(readlink "$root/usr/lib/libkvtier.so.0")" = "libkvtier.so.$version" ] || wrong "libkvtier.so.0 is no link to .$version"
