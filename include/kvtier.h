@@ -383,12 +383,12 @@ struct kvt_prefix_match {
  * Find the longest cached prefix of tokens [n] and pin it. An engine that needs
  * logits asks for all tokens but the last, which it computes again.
  * Returns 0, also with nothing found; then, too, release it. -EINVAL: no tree, or a bad @root.
+ * A match of 0 chunks holds nothing: one that failed, one that was released, a zeroed one.
  */
 int kvt_prefix_match(struct kvt_cache *cache, const struct kvt_prefix_root *root, const uint32_t *tokens, uint32_t n,
 		     struct kvt_prefix_match *match);
 void kvt_prefix_release(struct kvt_cache *cache, struct kvt_prefix_match *match);
 
- * A match of 0 chunks holds nothing: one that failed, one that was released, a zeroed one.
 /*
  * Make the empty sequence @seq begin with the matched tokens (at most @tokens of
  * them), sharing their blocks; who writes to one copies it first. What an

@@ -304,6 +304,7 @@ int main(void)
 	tcase_set_timeout(t, 60);
 	tcase_add_test(t, good_is_good);
 	tcase_add_test(t, each_bad_parameter_alone);
+	tcase_add_test(t, sizes_do_not_wrap);
 	tcase_add_test(t, each_bad_plane_alone);
 	tcase_add_test(t, disk_directories);
 	tcase_add_test(t, struct_sizes);
@@ -315,4 +316,3 @@ int main(void)
 	srunner_free(r);
 	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }
-	tcase_add_test(t, sizes_do_not_wrap);
