@@ -217,6 +217,7 @@ int kvt_seq_recover(struct kvt_cache *cache, const uint32_t *tokens, uint32_t n,
  */
 int kvt_seq_fork(struct kvt_seq *seq, uint32_t tokens, struct kvt_seq **fork);
 
+/* Any other call on it is -EINVAL then, until its place is a new sequence's. */
 void kvt_seq_free(struct kvt_seq *seq);
 
 /* Tokens in the sequence. */

@@ -260,6 +260,11 @@ START_TEST(bad_calls_change_nothing)
 	rows.stride = 511;
 	ck_assert_int_eq(kvt_seq_write(one, 0, 0, 1, &rows), -EINVAL);
 	rows.stride = 0;
+	rows.reserved = 1;
+	ck_assert_int_eq(kvt_seq_write(one, 0, 0, 1, &rows), -EINVAL);
+	ck_assert_int_eq(kvt_seq_read(one, 0, 0, 1, &rows), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "reserved"));
+	rows.reserved = 0;
 	ck_assert_int_eq(kvt_plane_write(cache, 0, &row, 1, &rows), -EINVAL); /* not a raw plane */
 	ck_assert_int_eq(kvt_seq_borrow(one, 0, 4, &borrow), -ERANGE);
 	ck_assert_int_eq((int)kvt_seq_move(one, (enum kvt_tier)9), -EINVAL);
@@ -294,6 +299,49 @@ START_TEST(bad_calls_change_nothing)
 }
 END_TEST
 
+/* A freed sequence is none; freeing it twice is nothing. */
+START_TEST(freed_sequences_are_refused)
+{
+	struct kvt_cache_params p = good();
+	struct kvt_stats st = KVT_INIT(st);
+	float data[2 * 64] = { 1 }, out[4 * 64];
+	struct kvt_rows rows = { .data = data };
+	struct kvt_attn a = KVT_INIT(a);
+	struct kvt_attn_item item;
+	struct kvt_seq *seq, *fork;
+	struct kvt_borrow borrow;
+	struct kvt_cache *cache;
+	uint32_t token = 0;
+
+	ck_assert_int_eq(kvt_cache_create(&p, NULL), -EINVAL);
+	ck_assert(!kvt_cache_create(&p, &cache));
+	ck_assert(!kvt_seq_create(cache, &seq) && !kvt_seq_append(seq, NULL, 4));
+	kvt_seq_free(seq);
+	kvt_seq_free(seq);
+	kvt_seq_free(seq);
+	ck_assert(!kvt_cache_stats(cache, &st));
+	ck_assert_uint_eq(st.sequences, 0);
+	ck_assert_int_eq(kvt_seq_append(seq, NULL, 1), -EINVAL);
+	ck_assert_int_eq(kvt_seq_truncate(seq, 0), -EINVAL);
+	ck_assert_int_eq(kvt_seq_fork(seq, 0, &fork), -EINVAL);
+	ck_assert_int_eq(kvt_seq_tokens(seq, 0, 0, &token), -EINVAL);
+	ck_assert_int_eq(kvt_seq_write(seq, 0, 0, 0, &rows), -EINVAL);
+	ck_assert_int_eq(kvt_seq_read(seq, 0, 0, 0, &rows), -EINVAL);
+	ck_assert_int_eq(kvt_seq_move(seq, KVT_TIER_RAM), -EINVAL);
+	ck_assert_int_eq(kvt_seq_borrow(seq, 0, 0, &borrow), -EINVAL);
+	a.k_plane = 0;
+	a.v_plane = 1;
+	a.n_heads = 4;
+	item = (struct kvt_attn_item){ .seq = seq, .q = out, .out = out };
+	ck_assert_int_eq(kvt_attend(cache, &a, &item, 1), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "freed"));
+	ck_assert(!kvt_seq_create(cache, &seq) && !kvt_seq_append(seq, NULL, 1));
+	ck_assert(!kvt_cache_stats(cache, &st));
+	ck_assert_uint_eq(st.sequences, 1);
+	kvt_cache_destroy(cache);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("cache_params");
@@ -310,6 +358,7 @@ int main(void)
 	tcase_add_test(t, struct_sizes);
 	tcase_add_test(t, least_ram_is_enough_and_less_is_not);
 	tcase_add_test(t, bad_calls_change_nothing);
+	tcase_add_test(t, freed_sequences_are_refused);
 	suite_add_tcase(s, t);
 	srunner_run_all(r, CK_NORMAL);
 	failed = srunner_ntests_failed(r);

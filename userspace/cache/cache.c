@@ -508,6 +508,8 @@ int kvt_cache_create_on(const struct kvt_cache_params *params, struct kvt_host *
 	struct plan plan;
 	int ret = make_plan(&plan, params, false);
 
+	if (!ret && !cache)
+		ret = kvt_fail(-EINVAL, "nowhere to put the cache: the last argument is NULL");
 	if (!ret)
 		ret = divide_ram(&plan);
 	if (ret)

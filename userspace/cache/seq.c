@@ -20,8 +20,17 @@ static const struct kvt_plane *seq_plane(const struct kvt_cache *c, uint32_t pla
 	return &c->planes[plane];
 }
 
+static int check_alive(const struct kvt_seq *seq)
+{
+	return seq->alive ? 0 : kvt_fail(-EINVAL, "the sequence was freed");
+}
+
 int kvt_seq_idle(const struct kvt_seq *seq)
 {
+	int ret = check_alive(seq);
+
+	if (ret)
+		return ret;
 	return seq->batch ? kvt_fail(-EBUSY, "the sequence is attached to a batch on the GPU: detach it first") : 0;
 }
 
@@ -80,7 +89,7 @@ void kvt_seq_free(struct kvt_seq *seq)
 {
 	struct kvt_cache *c;
 
-	if (!seq)
+	if (!seq || !seq->alive) /* freed already */
 		return;
 	c = seq->cache;
 	kvt_batch_detach(seq->batch);
@@ -95,10 +104,10 @@ int kvt_seq_fork(struct kvt_seq *seq, uint32_t tokens, struct kvt_seq **fork)
 {
 	struct kvt_cache *c = seq->cache;
 	struct kvt_seq *f;
-	int ret = check_range(seq, 0, tokens);
+	int ret = kvt_seq_idle(seq);
 
 	if (!ret)
-		ret = kvt_seq_idle(seq);
+		ret = check_range(seq, 0, tokens);
 	if (ret)
 		return ret;
 	ret = kvt_seq_create(c, &f);
@@ -169,8 +178,10 @@ int kvt_seq_truncate(struct kvt_seq *seq, uint32_t tokens)
 
 int kvt_seq_tokens(const struct kvt_seq *seq, uint32_t first, uint32_t n, uint32_t *tokens)
 {
-	int ret = check_range(seq, first, n);
+	int ret = check_alive(seq);
 
+	if (!ret)
+		ret = check_range(seq, first, n);
 	if (!ret && n)
 		memcpy(tokens, seq->tokens + first, n * sizeof(uint32_t));
 	return ret;
@@ -180,10 +191,10 @@ static int check_rows(const struct kvt_seq *seq, uint32_t plane, uint32_t first,
 		      struct kvt_rows *checked)
 {
 	const struct kvt_plane *p = seq_plane(seq->cache, plane);
-	int ret = p ? check_range(seq, first, n) : -EINVAL;
+	int ret = p ? kvt_seq_idle(seq) : -EINVAL;
 
 	if (!ret)
-		ret = kvt_seq_idle(seq);
+		ret = check_range(seq, first, n);
 	return ret ? ret : kvt_rows_check(p, rows, checked);
 }
 

@@ -14,6 +14,8 @@ int kvt_rows_check(const struct kvt_plane *plane, const struct kvt_rows *rows, s
 
 	if (!rows || !rows->data)
 		return kvt_fail(-EINVAL, "rows: no data");
+	if (rows->reserved)
+		return kvt_fail(-EINVAL, "rows: reserved is %u, not 0", rows->reserved);
 	if (rows->type != KVT_ENCODED && !kvt_codec_group(rows->type))
 		return kvt_fail(-EINVAL, "rows: type %u is not a codec", rows->type);
 	if (rows->type != KVT_ENCODED && rows->type != plane->geom.codec && kvt_codec_group(rows->type) > 1)
