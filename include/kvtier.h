@@ -217,7 +217,6 @@ int kvt_seq_recover(struct kvt_cache *cache, const uint32_t *tokens, uint32_t n,
  */
 int kvt_seq_fork(struct kvt_seq *seq, uint32_t tokens, struct kvt_seq **fork);
 
-/* Any other call on it is -EINVAL then, until its place is a new sequence's. */
 void kvt_seq_free(struct kvt_seq *seq);
 
 /* Tokens in the sequence. */
@@ -252,9 +251,8 @@ struct kvt_rows {
 
 /*
  * Write rows [first, first + n) of @plane, encoding them. -ERANGE outside the
- * sequence; -ENOSPC (every tier is full), -ENOMEM (too many blocks are borrowed),
- * -EIO: a block could not be written; the rows of earlier blocks are, that
- * block's and later ones' are as they were.
+ * sequence; -ENOSPC, -EIO: a block could not be written; the rows of earlier
+ * blocks are, that block's and later ones' are as they were.
  */
 int kvt_seq_write(struct kvt_seq *seq, uint32_t plane, uint32_t first, uint32_t n, const struct kvt_rows *src);
 
@@ -294,10 +292,7 @@ struct kvt_borrow {
 	uint64_t content_rev; /* changes with every write */
 };
 
-/*
- * Borrow block @index of @plane (rows from index * block_rows) for reading by the CPU. Loads it if need be.
- * -ENOMEM: it finds no frame, for too many blocks are borrowed; -ENOSPC: what is in them can go nowhere.
- */
+/* Borrow block @index of @plane (rows from index * block_rows) for reading by the CPU. Loads it if need be. */
 int kvt_seq_borrow(struct kvt_seq *seq, uint32_t plane, uint32_t index, struct kvt_borrow *borrow);
 int kvt_plane_borrow(struct kvt_cache *cache, uint32_t plane, uint64_t index, struct kvt_borrow *borrow);
 void kvt_borrow_return(struct kvt_cache *cache, const struct kvt_borrow *borrow);
@@ -470,8 +465,13 @@ int kvt_prefix_stats(struct kvt_cache *cache, struct kvt_prefix_stats *stats);
  *
  * What is launched after a step may be captured in a graph and replayed after
  * later steps, until kvt_batch_epoch() changes. Every sequence plane is written
- * once in each step. While sequences are attached, other calls on them are
- * -EBUSY (kvt_seq_free() detaches the batch first), and their blocks stay.
+ * once in each step; a step's rows of a plane that is not are zeros, as after
+ * kvt_seq_append(), and cost no other row. So an aborted step is taken back by
+ * kvt_batch_detach() and kvt_seq_truncate(), written in part or not. What is
+ * written twice in a step is lost, with the blocks it is in.
+ *
+ * While sequences are attached, other calls on them are -EBUSY (kvt_seq_free()
+ * detaches the batch first), and their blocks stay.
  *
  * Exactness: an output row is a function as kvt_attend()'s, by the GPU's
  * arithmetic: it does not depend on where blocks are, on the batch's other

@@ -227,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(1024) block_append(const struct kvt
 	EACH_PAIR(append_rows, a)
 }
 
-/* ---- extend: a warp takes a row, and digests what it has written ---- */
+/* ---- extend: a warp takes a row, and digests what it has written, in place of zeros ---- */
 
 static __device__ uint64_t row_digest(uint64_t row, uint32_t bytes, uint32_t index, const uint64_t *secret)
 {
@@ -271,7 +271,7 @@ template <int SRC, int DST> static __device__ void extend_rows(const struct kvt_
 
 		encode_row<SRC, DST>(d, a.src + t * a.src_stride, a.elements);
 		__syncwarp();
-		const uint64_t sum = row_digest(d, bytes, row, secret);
+		const uint64_t sum = row_digest(d, bytes, row, secret) - xxh3_row_digest(a.zeros_hash, row);
 
 		if (threadIdx.x % 32 == 0)
 			atomicAdd(&sums[entry], (unsigned long long)sum);

@@ -786,9 +786,11 @@ CASE(extend_places_and_digests)
 	randomise(in, sizeof(in));
 	d_in = upload(in, sizeof(in));
 	for (uint32_t type = 0; type <= KVT_BF16; type++) {
+		static const float zeros[ELEMENTS];
 		uint32_t row = (uint32_t)kvt_codec_bytes(type, ELEMENTS);
 		struct kvt_extend_args a = {
 			.src = d_in, .src_stride = ELEMENTS * 4, .sums = d_sums, .tokens = d_tokens, .rows = d_rows,
+			.zeros_hash = kvt_row_hash(zeros, row),
 			.n_seqs = SEQS, .table_stride = STRIDE, .block_rows = BLOCK_ROWS, .elements = ELEMENTS,
 			.src_type = KVT_F32, .dst_type = type,
 		};
@@ -808,7 +810,8 @@ CASE(extend_places_and_digests)
 				uint8_t *dst = want + (blocks[at] - mem) + position % BLOCK_ROWS * row;
 
 				kvt_codec_convert(dst, type, in + t * ELEMENTS, KVT_F32, ELEMENTS);
-				sums[at] += kvt_row_digest(position % BLOCK_ROWS, dst, row);
+				sums[at] += kvt_row_digest(position % BLOCK_ROWS, dst, row) -
+					    kvt_row_digest(position % BLOCK_ROWS, zeros, row);
 			}
 		OK(g->ops->launch(g, kernel("extend"), grid, block, 0, 0, args, 1));
 		OK(g->ops->copy_d2h(g, out, mem, sizeof(out)));

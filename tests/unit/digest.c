@@ -109,6 +109,9 @@ START_TEST(composes)
 					       kvt_rows_digest(r / 2, r + 1 - r / 2, data + r / 2 * 256, 256));
 	}
 	ck_assert_uint_eq(kvt_rows_digest(0, 0, data, 256), 0);
+	for (uint32_t i = 0; i < 3; i++)
+		memcpy(data + i * 256, data + 3 * 256, 256);
+	ck_assert_uint_eq(kvt_equal_rows_digest(7, 4, kvt_row_hash(data, 256)), kvt_rows_digest(7, 4, data, 256));
 }
 END_TEST
 

@@ -50,6 +50,7 @@ struct kvt_batch {
 	uint32_t *counts;	/* [max_seqs + 1], and room for an even number */
 	struct open_range *open; /* [max_seqs][n_planes] */
 	uint64_t *line;		/* [stride] */
+	uint64_t *zeros_hash;	/* [n_planes]: kvt_row_hash() of a row of zeros */
 	struct kvt_set_args pending;
 };
 
@@ -163,7 +164,7 @@ static int open_next(struct kvt_batch *b, uint32_t plane, uint32_t seq, uint32_t
 	struct open_range *open = open_of(b, plane, seq);
 	const uint32_t at = open->end;
 	const struct kvt_plane *p = &b->cache->planes[plane];
-	uint32_t *block = &kvt_seq_table(b->seqs[seq], p)[at], written;
+	uint32_t *block = &kvt_seq_table(b->seqs[seq], p)[at];
 	struct kvt_store *store = b->cache->store;
 	bool fresh = *block == KVT_NO_BLOCK;
 	uint64_t address, digest;
@@ -173,7 +174,6 @@ static int open_next(struct kvt_batch *b, uint32_t plane, uint32_t seq, uint32_t
 		ret = fresh ? kvt_store_alloc(store, plane, block) : kvt_table_own(b->cache, block, rows);
 	if (ret)
 		return ret;
-	written = kvt_store_rows(store, *block);
 	ret = kvt_store_open(store, *block, b->stream, &address, &digest);
 	if (ret) {
 		if (fresh) {
@@ -182,8 +182,6 @@ static int open_next(struct kvt_batch *b, uint32_t plane, uint32_t seq, uint32_t
 		}
 		return ret;
 	}
-	if (rows > written) /* rows that were never written are zeros */
-		digest += kvt_rows_digest(written, rows - written, kvt_store_zeros(store), p->geom.row_bytes);
 	put_word(b, blocks_word(b, plane, seq) + at, address);
 	put_word(b, sums_word(b, plane, seq) + at, digest);
 	open->end++;
@@ -240,11 +238,14 @@ static void detach_plane(struct kvt_batch *b, uint32_t plane, uint32_t seq, bool
 								 word_at(b, sums_word(b, plane, seq) + open.first),
 								 (open.end - open.first) * sizeof(uint64_t)),
 						"reading digests");
-	for (uint32_t at = open.first; at < open.end; at++) {
+	for (uint32_t at = open.first, written; at < open.end; at++) {
 		uint64_t begin = (uint64_t)at * p->geom.block_rows;
 		uint32_t rows = len <= begin ? 0 : len - begin < p->geom.block_rows ? (uint32_t)(len - begin) :
 										     p->geom.block_rows;
 
+		written = kvt_store_rows(store, table[at]);
+		if (rows > written) /* as zeros; what kernels wrote instead is in the sum */
+			b->line[at - open.first] += kvt_equal_rows_digest(written, rows - written, b->zeros_hash[plane]);
 		kvt_store_seal(store, table[at], rows, known ? &b->line[at - open.first] : NULL);
 		if (!rows) {
 			kvt_store_put(store, table[at]);
@@ -320,8 +321,8 @@ int kvt_batch_attach(struct kvt_batch *b, struct kvt_seq *const *seqs, uint32_t 
 	if (!n || n > b->max_seqs)
 		return kvt_fail(-EINVAL, "%u sequences for a batch, its max_seqs is %u", n, b->max_seqs);
 	for (uint32_t i = 0; i < n; i++) {
-		if (!seqs[i] || seqs[i]->cache != b->cache || !seqs[i]->alive)
-			return kvt_fail(-EINVAL, "sequence %u of the batch is none of its cache, or was freed", i);
+		if (!seqs[i] || seqs[i]->cache != b->cache)
+			return kvt_fail(-EINVAL, "sequence %u of the batch is none of its cache", i);
 		if (seqs[i]->batch)
 			return kvt_fail(-EBUSY, "sequence %u is attached to a batch already", i);
 		for (uint32_t k = 0; k < i; k++)
@@ -444,7 +445,8 @@ int kvt_batch_write(struct kvt_batch *b, uint32_t plane, const struct kvt_rows *
 	args = (struct kvt_extend_args){
 		.src = (uintptr_t)rows.data, .src_stride = rows.stride, .blocks = word_at(b, blocks_word(b, plane, 0)),
 		.sums = word_at(b, sums_word(b, plane, 0)), .tokens = kvt_batch_tokens(b), .rows = kvt_batch_rows(b),
-		.n_seqs = b->n, .table_stride = b->stride, .block_rows = p->geom.block_rows, .elements = p->geom.elems,
+		.zeros_hash = b->zeros_hash[plane], .n_seqs = b->n, .table_stride = b->stride,
+		.block_rows = p->geom.block_rows, .elements = p->geom.elems,
 		.src_type = rows.type == KVT_ENCODED ? p->geom.codec : rows.type, .dst_type = p->geom.codec,
 	};
 	ret = launch(b, b->extend, (b->total + WARPS - 1) / WARPS, 32 * WARPS, &args);
@@ -510,8 +512,6 @@ int kvt_batch_attend(struct kvt_batch *b, const struct kvt_attn *attn, const str
 
 	if (!ret)
 		ret = kvt_params_copy(&where, sizeof(where), sizeof(where), io, "attention on a GPU");
-	if (!ret && where.reserved)
-		ret = kvt_fail(-EINVAL, "attention on a GPU: reserved is %u, not 0", where.reserved);
 	if (!ret)
 		ret = attend_args(b, &a, &where, &args);
 	if (!ret)
@@ -551,7 +551,8 @@ static int take(struct kvt_batch *b)
 	b->rows_words = (b->max_seqs + 1) / 2;
 	words = b->tokens_words + b->rows_words + 2ull * c->n_planes * b->max_seqs * b->stride;
 	host = sizeof(*b) + b->max_seqs * sizeof(*b->seqs) + (b->max_seqs + 2ull) * sizeof(*b->counts) +
-	       (uint64_t)b->max_seqs * c->n_planes * sizeof(*b->open) + b->stride * sizeof(*b->line);
+	       (uint64_t)b->max_seqs * c->n_planes * sizeof(*b->open) + b->stride * sizeof(*b->line) +
+	       c->n_planes * sizeof(*b->zeros_hash);
 	if (words > UINT32_MAX || 8 * words + host > c->gpu_scratch_bytes)
 		return kvt_fail(-ENOMEM, "a batch of %u sequences takes %llu bytes for tables, and scratch for attention; gpu_scratch_bytes is %llu",
 				b->max_seqs, (unsigned long long)(8 * words + host), (unsigned long long)c->gpu_scratch_bytes);
@@ -564,8 +565,11 @@ static int take(struct kvt_batch *b)
 	b->counts = calloc(b->max_seqs + 2, sizeof(*b->counts));
 	b->open = calloc((uint64_t)b->max_seqs * c->n_planes, sizeof(*b->open));
 	b->line = calloc(b->stride, sizeof(*b->line));
-	if (!b->seqs || !b->counts || !b->open || !b->line)
+	b->zeros_hash = calloc(c->n_planes, sizeof(*b->zeros_hash));
+	if (!b->seqs || !b->counts || !b->open || !b->line || !b->zeros_hash)
 		return kvt_fail(-ENOMEM, "no memory for a batch of %u sequences", b->max_seqs);
+	for (uint32_t i = 0; i < c->n_planes; i++)
+		b->zeros_hash[i] = kvt_row_hash(kvt_store_zeros(c->store), c->planes[i].geom.row_bytes);
 	ret = b->ops->alloc(b->gpu, 8 * words, &b->words);
 	if (!ret && b->scratch_bytes)
 		ret = b->ops->alloc(b->gpu, b->scratch_bytes, &b->scratch);
@@ -581,6 +585,7 @@ void kvt_batch_destroy(struct kvt_batch *b)
 	b->ops->free(b->gpu, b->scratch);
 	b->ops->free(b->gpu, b->words);
 	kvt_budget_release(&b->cache->budget[KVT_TIER_GPU], b->charged);
+	free(b->zeros_hash);
 	free(b->line);
 	free(b->open);
 	free(b->counts);

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
 /* Sizes, and which variant of the conversions and of the digest this machine runs. */
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include "codec/codec.h"
 
 #include "base/fpenv.h"
@@ -52,4 +55,18 @@ uint64_t kvt_rows_digest(uint32_t first, uint32_t n, const void *rows, uint32_t 
 uint64_t kvt_row_digest(uint32_t row_index, const void *row, uint32_t row_bytes)
 {
 	return digest(row_index, 1, row, row_bytes);
+}
+
+uint64_t kvt_row_hash(const void *row, uint32_t row_bytes)
+{
+	return XXH3_64bits(row, row_bytes);
+}
+
+uint64_t kvt_equal_rows_digest(uint32_t first, uint32_t n, uint64_t hash)
+{
+	uint64_t sum = 0, at = first;
+
+	for (; n; n--)
+		sum += kvt_digest_mix(hash, ++at);
+	return sum;
 }

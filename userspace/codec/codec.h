@@ -39,4 +39,8 @@ uint64_t kvt_row_digest(uint32_t row_index, const void *row, uint32_t row_bytes)
 /* Digest of rows [first, first + n), row_bytes apart, the first at @rows. Run-time dispatched. */
 uint64_t kvt_rows_digest(uint32_t first, uint32_t n, const void *rows, uint32_t row_bytes);
 
+/* The same of @n equal rows, of which XXH3_64bits() is @hash: no row is read. */
+uint64_t kvt_row_hash(const void *row, uint32_t row_bytes);
+uint64_t kvt_equal_rows_digest(uint32_t first, uint32_t n, uint64_t hash);
+
 #endif

@@ -10,21 +10,12 @@
 #include "base/simd.h"
 #include "codec/internal.h"
 
-static inline uint64_t avalanche(uint64_t h)
-{
-	h ^= h >> 33;
-	h *= 0xC2B2AE3D27D4EB4Full;
-	h ^= h >> 29;
-	h *= 0x165667B19E3779F9ull;
-	return h ^ h >> 32;
-}
-
 uint64_t KVT_SIMD(kvt_rows_digest)(uint32_t first, uint32_t n, const void *rows, uint32_t row_bytes)
 {
 	const uint8_t *row = rows;
 	uint64_t sum = 0, at = first;
 
 	for (; n; n--, row += row_bytes)
-		sum += avalanche(XXH3_64bits(row, row_bytes) + ++at * 0x9E3779B97F4A7C15ull);
+		sum += kvt_digest_mix(XXH3_64bits(row, row_bytes), ++at);
 	return sum;
 }

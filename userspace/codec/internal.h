@@ -16,6 +16,18 @@ typedef uint64_t kvt_rows_digest_fn(uint32_t first, uint32_t n, const void *rows
 KVT_ISA_DECLARE(extern kvt_codec_convert_fn, kvt_codec_convert);
 KVT_ISA_DECLARE(extern kvt_rows_digest_fn, kvt_rows_digest);
 
+/* A row's share of its block's digest. @at: one more than its index. */
+static inline uint64_t kvt_digest_mix(uint64_t hash, uint64_t at)
+{
+	uint64_t h = hash + at * 0x9E3779B97F4A7C15ull;
+
+	h ^= h >> 33;
+	h *= 0xC2B2AE3D27D4EB4Full;
+	h ^= h >> 29;
+	h *= 0x165667B19E3779F9ull;
+	return h ^ h >> 32;
+}
+
 /* By enum kvt_isa; NULL where this build has none. */
 extern kvt_codec_convert_fn *const kvt_codec_converts[KVT_ISAS];
 extern kvt_rows_digest_fn *const kvt_rows_digests[KVT_ISAS];

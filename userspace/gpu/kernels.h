@@ -62,8 +62,9 @@ struct kvt_append_args {
 /*
  * "block", "extend": append each row, encoded as by append, where its position
  * says: block blocks[i * table_stride + position / block_rows], row position %
- * block_rows; and add its digest (kvt_row_digest) to what sums[] has at the
- * same index. The rows were not there before.
+ * block_rows. To what sums[] has at the same index, add how its digest
+ * (kvt_row_digest) differs from that of a row of zeros, which was there before:
+ * so the sums are right for rows that nobody writes, too.
  */
 struct kvt_extend_args {
 	uint64_t src;	     /* [tokens[n_seqs]] rows of @elements of @src_type */
@@ -72,6 +73,7 @@ struct kvt_extend_args {
 	uint64_t sums;	     /* [n_seqs][table_stride] u64: the blocks' digests */
 	uint64_t tokens;     /* [n_seqs + 1] u32 */
 	uint64_t rows;	     /* [n_seqs] u32 */
+	uint64_t zeros_hash; /* kvt_row_hash() of an encoded row of zeros */
 	uint32_t n_seqs, table_stride;
 	uint32_t block_rows;
 	uint32_t elements;

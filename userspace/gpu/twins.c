@@ -84,7 +84,7 @@ static int block_extend(struct kvt_dim3 grid, struct kvt_dim3 block, void *const
 		void *dst = AT(blocks[at] + (uint64_t)row * row_bytes);
 
 		kvt_codec_convert(dst, a->dst_type, AT(a->src + t * a->src_stride), a->src_type, a->elements);
-		sums[at] += kvt_row_digest(row, dst, row_bytes);
+		sums[at] += kvt_row_digest(row, dst, row_bytes) - kvt_equal_rows_digest(row, 1, a->zeros_hash);
 	}
 	return 0;
 }
