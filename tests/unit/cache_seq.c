@@ -178,15 +178,12 @@ START_TEST(raw_rows_in_any_order)
 }
 END_TEST
 
-/* A borrowed block stays where it is while everything around it is evicted. */
-START_TEST(a_borrowed_block_stays)
+/* With a disk tier of 256 blocks, and as little memory as there may be. */
+static struct kvt_cache *make_least(void)
 {
 	struct kvt_plane_params plane = KVT_INIT(plane);
 	struct kvt_cache_params p = KVT_INIT(p);
-	struct kvt_borrow held, other;
 	struct kvt_cache *cache;
-	struct kvt_seq *seq;
-	uint8_t copy[4096];
 
 	plane.heads = 1;
 	plane.head_dim = ROW;
@@ -199,6 +196,17 @@ START_TEST(a_borrowed_block_stays)
 	p.disk_bytes = 1 << 20;
 	p.ram_bytes = (uint64_t)kvt_cache_min_ram(&p);
 	ck_assert_msg(!kvt_cache_create(&p, &cache), "%s", kvt_last_error());
+	return cache;
+}
+
+/* A borrowed block stays where it is while everything around it is evicted. */
+START_TEST(a_borrowed_block_stays)
+{
+	struct kvt_cache *cache = make_least();
+	struct kvt_borrow held, other;
+	struct kvt_seq *seq;
+	uint8_t copy[4096];
+
 	ck_assert(!kvt_seq_create(cache, &seq) && !kvt_seq_append(seq, NULL, 64 * 100));
 	for (uint32_t t = 0; t < 64 * 100; t += 64)
 		write_rows(seq, t, 64, 1);
@@ -217,6 +225,45 @@ START_TEST(a_borrowed_block_stays)
 }
 END_TEST
 
+/* Blocks that were written and then borrowed are no bar to writing, until the frames are borrowed that it takes. */
+START_TEST(borrowed_blocks_are_written_back)
+{
+	struct kvt_stats st = KVT_INIT(st);
+	struct kvt_cache *cache = make_least();
+	struct kvt_borrow held[256];
+	const uint8_t *data;
+	struct kvt_seq *seq;
+	uint32_t frames, n;
+
+	ck_assert(!kvt_cache_stats(cache, &st));
+	frames = (uint32_t)st.tier[KVT_TIER_RAM].frames;
+	ck_assert_uint_le(frames, 64);
+	ck_assert(!kvt_seq_create(cache, &seq) && !kvt_seq_append(seq, NULL, 64 * frames));
+	for (n = 0; n + 1 < frames; n++) {
+		write_rows(seq, n * 64, 64, 1);
+		ck_assert_msg(!kvt_seq_borrow(seq, 0, n, &held[n]), "%s", kvt_last_error());
+	}
+	write_rows(seq, n * 64, 64, 1);
+	ck_assert_msg(!kvt_seq_borrow(seq, 0, n, &held[n]), "%s", kvt_last_error());
+	data = held[0].data;
+	ck_assert(!kvt_cache_stats(cache, &st));
+	ck_assert_uint_eq(st.tier[KVT_TIER_RAM].frames_free, 0);
+	ck_assert_uint_lt(st.blocks_dirty, frames);
+	for (n = 0; n < frames; n++)
+		kvt_borrow_return(cache, &held[n]);
+	write_rows(seq, 0, 64, 5); /* what is written back may be changed again */
+	ck_assert(!kvt_seq_borrow(seq, 0, 0, &held[0]));
+	ck_assert_ptr_eq(held[0].data, data);
+	kvt_borrow_return(cache, &held[0]);
+	ck_assert_int_ge(kvt_seq_move(seq, KVT_TIER_DISK), frames);
+	expect(seq, 0, 64, 5);
+	expect(seq, 64, 64 * (frames - 1), 1);
+	ck_assert(!kvt_cache_stats(cache, &st));
+	ck_assert_uint_eq(st.digest_errors + st.blocks_lost, 0);
+	kvt_cache_destroy(cache);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("cache_seq");
@@ -230,6 +277,7 @@ int main(void)
 	tcase_add_test(t, forks_share_until_one_writes);
 	tcase_add_test(t, raw_rows_in_any_order);
 	tcase_add_test(t, a_borrowed_block_stays);
+	tcase_add_test(t, borrowed_blocks_are_written_back);
 	suite_add_tcase(s, t);
 	srunner_run_all(r, CK_NORMAL);
 	failed = srunner_ntests_failed(r);

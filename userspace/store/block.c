@@ -457,6 +457,7 @@ uint32_t kvt_store_host_frames(const struct kvt_store *s)
 
 static void end_change(struct kvt_store *s, uint32_t block)
 {
+	s->blocks[block].changing = false;
 	s->changing--;
 	s->working--;
 	kvt_store_unhold(s, block); /* wakes */
@@ -497,7 +498,7 @@ int kvt_store_hold_to_change(struct kvt_store *s, uint32_t block, bool replace, 
 			goto out;
 		}
 		if (b->frame != NONE && tiers >> b->tier & 1)
-			return 0;
+			goto out;
 		if (b->frame == NONE && (!b->rows || replace))
 			break;
 		ret = kvt_store_wait_resident(s, block, tiers);
@@ -524,6 +525,7 @@ int kvt_store_hold_to_change(struct kvt_store *s, uint32_t block, bool replace, 
 	b->state = B_IDLE;
 	*fresh = true;
 out:
+	b->changing = !ret;
 	if (ret)
 		end_change(s, block);
 	return ret;

@@ -8,8 +8,8 @@
  *
  * A block at rest (B_IDLE) may be borrowed, written, moved or evicted. While it
  * is loading or changing place (B_LOADING, B_MOVING) others wait. A hold keeps
- * a block in its frame. Write-back (writing) reads the frame beside borrowers;
- * who wants to change the block waits for it. A block whose last reference went
+ * a block in its frame. Write-back (writing) reads the frame beside borrowers,
+ * where nothing else makes room; who wants to change the block waits for it. A block whose last reference went
  * while it was in use is dead, and is freed by the last who used it.
  *
  * What moves, and who publishes it:
@@ -54,6 +54,7 @@ struct block {
 	uint8_t state;
 	bool dirty;	/* the slot, if any, holds older content */
 	bool writing;
+	bool changing; /* held by one that changes it: not to be written back */
 	bool dead;
 	bool lost; /* nothing holds the content any more */
 	bool unproven; /* what the slot holds was not read since the process began */

@@ -113,7 +113,8 @@ int kvt_store_open(struct kvt_store *s, uint32_t block, kvt_stream stream, uint6
 		ret = no_device(s);
 	} else if (b->rows) {
 		ret = kvt_store_hold_to_change(s, block, false, s->device_tiers, &fresh);
-		if (!ret) { /* what it will hold is not what others wait to see changed */
+		if (!ret) { /* what it will hold is not what others wait to see changed; it is pinned */
+			b->changing = false;
 			s->changing--;
 			s->working--;
 		}

@@ -331,6 +331,27 @@ void kvt_store_end_work(struct kvt_store *s)
 }
 
 /*
+ * Where only borrows stand in the way: a block that is read stays as it is, so
+ * it can be written back, and is clean. An open one (pins) does not stay.
+ */
+static bool store_borrowed(struct kvt_store *s)
+{
+	uint32_t left = s->dirty;
+	bool any = false;
+
+	for (uint32_t i = 0; s->file && i < s->n_blocks && left; i++) {
+		const struct block *b = &s->blocks[i];
+
+		left -= b->dirty;
+		if (b->dirty && b->holds && !b->pins && !b->changing && b->state == B_IDLE && b->frame != NONE)
+			any |= !kvt_store_store(s, i);
+	}
+	if (any)
+		kvt_store_kick(s);
+	return any;
+}
+
+/*
  * Before a call fails for want of room: the reserve lets several blocks be
  * rewritten at once; all of it but the one slot that any rewriting needs is
  * given to first slots. And where the oldest dirty block wants a first slot and
@@ -354,7 +375,7 @@ static bool hopeless(struct kvt_store *s)
 		}
 		s->policy_ops->touch(s->policy, victim, KVT_USE_WRITE); /* to the back of the dirty ones */
 	}
-	return true;
+	return !store_borrowed(s);
 }
 
 void kvt_store_wait_change(struct kvt_store *s)
