@@ -217,6 +217,7 @@ int kvt_seq_recover(struct kvt_cache *cache, const uint32_t *tokens, uint32_t n,
  */
 int kvt_seq_fork(struct kvt_seq *seq, uint32_t tokens, struct kvt_seq **fork);
 
+/* Any other call on it is -EINVAL then, until its place is a new sequence's. */
 void kvt_seq_free(struct kvt_seq *seq);
 
 /* Tokens in the sequence. */
@@ -251,8 +252,9 @@ struct kvt_rows {
 
 /*
  * Write rows [first, first + n) of @plane, encoding them. -ERANGE outside the
- * sequence; -ENOSPC, -EIO: a block could not be written; the rows of earlier
- * blocks are, that block's and later ones' are as they were.
+ * sequence; -ENOSPC (every tier is full), -ENOMEM (too many blocks are borrowed),
+ * -EIO: a block could not be written; the rows of earlier blocks are, that
+ * block's and later ones' are as they were.
  */
 int kvt_seq_write(struct kvt_seq *seq, uint32_t plane, uint32_t first, uint32_t n, const struct kvt_rows *src);
 
@@ -292,7 +294,10 @@ struct kvt_borrow {
 	uint64_t content_rev; /* changes with every write */
 };
 
-/* Borrow block @index of @plane (rows from index * block_rows) for reading by the CPU. Loads it if need be. */
+/*
+ * Borrow block @index of @plane (rows from index * block_rows) for reading by the CPU. Loads it if need be.
+ * -ENOMEM: it finds no frame, for too many blocks are borrowed; -ENOSPC: what is in them can go nowhere.
+ */
 int kvt_seq_borrow(struct kvt_seq *seq, uint32_t plane, uint32_t index, struct kvt_borrow *borrow);
 int kvt_plane_borrow(struct kvt_cache *cache, uint32_t plane, uint64_t index, struct kvt_borrow *borrow);
 void kvt_borrow_return(struct kvt_cache *cache, const struct kvt_borrow *borrow);

@@ -570,6 +570,8 @@ END_TEST
 START_TEST(parameters)
 {
 	struct kvt_batch_params p = KVT_INIT(p);
+	struct kvt_batch_attn io = KVT_INIT(io);
+	struct kvt_attn a = KVT_INIT(a);
 	struct kvt_batch *second;
 	struct kvt_seq *seq, *both[2];
 	struct kvt_gpu *gpu;
@@ -591,8 +593,13 @@ START_TEST(parameters)
 	OK(kvt_batch_attach(r.batch, both, 1));
 	IS(-EBUSY, kvt_batch_attach(r.batch, both, 1));
 	IS(-EINVAL, kvt_batch_write(r.batch, 0, &(struct kvt_rows){ .data = &p, .type = KVT_F16 })); /* no step yet */
+	io.reserved = 1;
+	IS(-EINVAL, kvt_batch_attend(r.batch, &a, &io));
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "reserved is 1"));
 	kvt_batch_detach(r.batch);
 	kvt_batch_detach(r.batch);
+	kvt_seq_free(seq);
+	IS(-EINVAL, kvt_batch_attach(r.batch, both, 1));
 	unmake(&r);
 	close_gpu(gpu, true);
 }

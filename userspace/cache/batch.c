@@ -321,8 +321,8 @@ int kvt_batch_attach(struct kvt_batch *b, struct kvt_seq *const *seqs, uint32_t 
 	if (!n || n > b->max_seqs)
 		return kvt_fail(-EINVAL, "%u sequences for a batch, its max_seqs is %u", n, b->max_seqs);
 	for (uint32_t i = 0; i < n; i++) {
-		if (!seqs[i] || seqs[i]->cache != b->cache)
-			return kvt_fail(-EINVAL, "sequence %u of the batch is none of its cache", i);
+		if (!seqs[i] || seqs[i]->cache != b->cache || !seqs[i]->alive)
+			return kvt_fail(-EINVAL, "sequence %u of the batch is none of its cache, or was freed", i);
 		if (seqs[i]->batch)
 			return kvt_fail(-EBUSY, "sequence %u is attached to a batch already", i);
 		for (uint32_t k = 0; k < i; k++)
@@ -512,6 +512,8 @@ int kvt_batch_attend(struct kvt_batch *b, const struct kvt_attn *attn, const str
 
 	if (!ret)
 		ret = kvt_params_copy(&where, sizeof(where), sizeof(where), io, "attention on a GPU");
+	if (!ret && where.reserved)
+		ret = kvt_fail(-EINVAL, "attention on a GPU: reserved is %u, not 0", where.reserved);
 	if (!ret)
 		ret = attend_args(b, &a, &where, &args);
 	if (!ret)
