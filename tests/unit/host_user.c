@@ -400,6 +400,26 @@ START_TEST(buffered_slots_leave_the_page_cache)
 }
 END_TEST
 
+/* Where a standard stream is closed, what the process prints does not go into the slots. */
+START_TEST(no_standard_stream)
+{
+	struct rig r;
+	int kept, fd;
+
+	must(rig_host(&r, KVT_HOST_USER, KVT_IO_THREADS, FRAME, DEPTH));
+	kept = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
+	close(STDOUT_FILENO);
+	rig_fill(&r, "/dev/shm", 2, 2);
+	fd = kvt_file_fd(r.file);
+	dup2(kept, STDOUT_FILENO);
+	close(kept);
+	ck_assert_int_gt(fd, STDERR_FILENO);
+	ck_assert(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+	write_and_read(&r, 2, 7);
+	rig_close(&r);
+}
+END_TEST
+
 START_TEST(no_nameless_files)
 {
 	char dir[] = "/var/tmp/kvt-named-XXXXXX";
@@ -908,6 +928,7 @@ int main(void)
 	tcase_add_loop_test(tc, a_kernel_without_dioalign, KVT_IO_URING, KVT_IO_THREADS + 1);
 	tcase_add_loop_test(tc, large_alignments, KVT_IO_URING, KVT_IO_THREADS + 1);
 	tcase_add_loop_test(tc, buffered_slots_leave_the_page_cache, KVT_IO_URING, KVT_IO_THREADS + 1);
+	tcase_add_test(tc, no_standard_stream);
 	tcase_add_loop_test(tc, no_nameless_files, KVT_IO_URING, KVT_IO_THREADS + 1);
 	tcase_add_test(tc, the_first_write_finds_no_space);
 	tcase_add_loop_test(tc, short_transfers_go_on, KVT_IO_URING, KVT_IO_THREADS + 1);

@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "base/err.h"
+#include "base/fd.h"
 #include "host/size.h"
 
 #define PAGE 4096u
@@ -166,12 +167,12 @@ static int make_named(const char *dir)
 	fd = mkostemp(path, O_CLOEXEC);
 	if (fd >= 0)
 		unlink(path);
-	return fd;
+	return kvt_fd_above(fd);
 }
 
 static int create(const char *dir)
 {
-	int fd = open(dir, O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+	int fd = kvt_fd_above(open(dir, O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
 
 	if (fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL || errno == ENOENT))
 		fd = make_named(dir);
@@ -185,7 +186,7 @@ static int open_named(const char *dir, const char *name)
 
 	if (snprintf(path, sizeof(path), "%s/%s", dir, name) >= (int)sizeof(path))
 		return -ENAMETOOLONG;
-	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	fd = kvt_fd_above(open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
 	return fd < 0 ? -errno : fd;
 }
 

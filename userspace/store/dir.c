@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/err.h"
+#include "base/fd.h"
 #include "codec/codec.h"
 #include "store/journal.h"
 
@@ -76,7 +77,7 @@ static int take_lock(struct kvt_dir *d)
 	ret = enlist(&st);
 	if (ret)
 		return kvt_fail(ret, ret == -EBUSY ? "%s: another cache of this process has it open" : "%s: no memory", d->path);
-	d->lock = openat(d->fd, "lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	d->lock = kvt_fd_above(openat(d->fd, "lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
 	if (d->lock >= 0 && !fcntl(d->lock, F_SETLK, &l))
 		return 0;
 	ret = -errno;
@@ -136,7 +137,7 @@ static int write_super(struct kvt_dir *d, const struct kvt_super *want)
 	if (getrandom(&s->dir, sizeof(s->dir), 0) != sizeof(s->dir))
 		s->dir = (uint64_t)getpid();
 	s->check = kvt_row_digest(0, (const uint8_t *)s + from, (uint32_t)(s->bytes - from));
-	fd = openat(d->fd, "superblock.new", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+	fd = kvt_fd_above(openat(d->fd, "superblock.new", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
 	/* once in a directory's life: worth a sync */
 	if (fd < 0 || write(fd, s, s->bytes) != (ssize_t)s->bytes || fsync(fd) ||
 	    renameat(d->fd, "superblock.new", d->fd, "superblock") || fsync(d->fd))
@@ -198,7 +199,7 @@ static int open_log(struct kvt_dir *d)
 {
 	struct stat st;
 
-	d->log = openat(d->fd, "log", O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+	d->log = kvt_fd_above(openat(d->fd, "log", O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
 	if (d->log < 0 || fstat(d->log, &st))
 		return kvt_fail(-errno, "%s/log: %s", d->path, strerror(errno));
 	d->log_bytes = (uint64_t)st.st_size;
@@ -373,7 +374,7 @@ int kvt_dir_compact(struct kvt_dir *d, uint64_t *live, uint64_t n, uint64_t *scr
 	if (ret || !log)
 		return ret;
 	qsort(live, n, sizeof(*live), ascending);
-	fd = openat(d->fd, "log.new", O_RDWR | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+	fd = kvt_fd_above(openat(d->fd, "log.new", O_RDWR | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
 	ret = fd < 0 ? -errno : copy_live(d, fd, log, bytes, live, scratch, n, &written);
 	kvt_dir_unmap(log, bytes);
 	if (!ret && renameat(d->fd, "log.new", d->fd, "log"))
