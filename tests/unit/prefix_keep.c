@@ -137,6 +137,37 @@ static void refused(struct rig_config c, int err, const char *name)
 	ck_assert_msg(strstr(kvt_last_error(), name), "\"%s\" names no %s", kvt_last_error(), name);
 }
 
+/* Where standard streams are closed, what the process prints does not go into the directory's files. */
+START_TEST(no_standard_stream)
+{
+	bool regular = false;
+	struct prefix_rig r;
+	struct kvt_dir *d;
+	struct stat st;
+	int was[3], ret;
+
+	make_dir();
+	r = rig_make(kept());
+	rig_free(&r);
+	for (int fd = 0; fd < 3; fd++) {
+		was[fd] = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+		close(fd);
+	}
+	ret = kvt_dir_open(dir, NULL, &d);
+	for (int fd = 0; fd < 3; fd++)
+		regular |= !fstat(fd, &st) && S_ISREG(st.st_mode);
+	if (!ret)
+		kvt_dir_close(d);
+	for (int fd = 0; fd < 3; fd++) {
+		dup2(was[fd], fd);
+		close(was[fd]);
+	}
+	ck_assert_msg(!ret, "%s", kvt_last_error());
+	ck_assert(!regular);
+	remove_dir();
+}
+END_TEST
+
 START_TEST(refuses_by_name)
 {
 	struct prefix_rig r;
@@ -760,6 +791,7 @@ static int run_tests(void)
 
 	tcase_set_timeout(t, 250);
 	tcase_add_test(t, a_restart_finds_everything);
+	tcase_add_test(t, no_standard_stream);
 	tcase_add_test(t, refuses_by_name);
 	tcase_add_test(t, damage_costs_what_it_hits);
 	tcase_add_test(t, a_small_directory_keeps_its_size);
