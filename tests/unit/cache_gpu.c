@@ -306,6 +306,45 @@ START_TEST(rows_never_written_are_zeros)
 }
 END_TEST
 
+/* Sequences that begin alike, to the middle of a block, and go on side by side: each in its own copy of the block. */
+START_TEST(forks_go_on_side_by_side)
+{
+	const uint32_t names[2] = { 11, 12 }, counts[2] = { 3, 2 };
+	uint32_t lens[2] = { BLOCK_ROWS / 2, BLOCK_ROWS / 2 };
+	uint8_t got[ROW], want[ROW];
+	struct kvt_rows dst = { .data = got, .type = KVT_ENCODED };
+	struct kvt_stats st = KVT_INIT(st);
+	struct kvt_seq *seq[2];
+	struct kvt_gpu *gpu;
+	float row[ELEMS];
+	struct rig r;
+
+	OK(backends[_i](&gpu));
+	OK(make(&r, gpu, 60, 60, 2));
+	OK(kvt_seq_create(r.cache, &seq[0]));
+	write_on_cpu(seq[0], names[0], 0, lens[0]);
+	OK(kvt_seq_fork(seq[0], lens[0], &seq[1]));
+	OK(kvt_batch_attach(r.batch, seq, 2));
+	OK(step(&r, names, lens, counts, 2));
+	kvt_batch_detach(r.batch);
+	for (uint32_t i = 0; i < 2; i++) {
+		ck_assert_msg(kvt_seq_move(seq[i], KVT_TIER_RAM) > 0, "%s", kvt_last_error());
+		for (uint32_t plane = 0; plane < PLANES; plane++)
+			for (uint32_t t = 0; t < lens[i]; t++) {
+				row_of(names[t < BLOCK_ROWS / 2 ? 0 : i], plane, t, row, ELEMS);
+				kvt_codec_convert(want, KVT_F16, row, KVT_F32, ELEMS);
+				OK(kvt_seq_read(seq[i], plane, t, 1, &dst));
+				ck_assert_msg(!memcmp(got, want, ROW), "sequence %u, plane %u, row %u", i, plane, t);
+			}
+	}
+	OK(kvt_cache_stats(r.cache, &st));
+	ck_assert_uint_eq(st.digest_errors, 0);
+	ck_assert_uint_eq(st.blocks_lost, 0);
+	unmake(&r);
+	close_gpu(gpu, MOCK(_i));
+}
+END_TEST
+
 /* A step whose planes are not, or not all, written costs no row of another step, whose blocks it shares; its own are zeros. */
 START_TEST(an_aborted_step_loses_nothing)
 {
@@ -635,6 +674,7 @@ int main(void)
 	tcase_set_timeout(t, 300);
 	tcase_add_loop_test(t, rows_are_what_was_written, 0, n_backends);
 	tcase_add_loop_test(t, rows_never_written_are_zeros, 0, n_backends);
+	tcase_add_loop_test(t, forks_go_on_side_by_side, 0, n_backends);
 	tcase_add_loop_test(t, an_aborted_step_loses_nothing, 0, n_backends);
 	tcase_add_loop_test(t, attention_depends_on_the_rows_alone, 0, n_backends);
 	tcase_add_loop_test(t, a_captured_step_serves_later_ones, 0, n_backends);

@@ -171,7 +171,7 @@ static int open_next(struct kvt_batch *b, uint32_t plane, uint32_t seq, uint32_t
 	int ret = room_for_words(b, 2); /* first: what is open must get into the tables */
 
 	if (!ret)
-		ret = fresh ? kvt_store_alloc(store, plane, block) : kvt_table_own(b->cache, block, rows);
+		ret = fresh ? kvt_store_alloc(store, plane, block) : kvt_table_own(b->cache, block, rows, true);
 	if (ret)
 		return ret;
 	ret = kvt_store_open(store, *block, b->stream, &address, &digest);

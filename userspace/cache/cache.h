@@ -96,8 +96,8 @@ void kvt_table_put(struct kvt_cache *cache, uint32_t *entry);
 /* Take over what the store found in a warm pool. */
 void kvt_cache_recover(struct kvt_cache *cache);
 
-/* Make *block hold at most its first @rows, in a copy where others share it. */
-int kvt_table_own(struct kvt_cache *cache, uint32_t *block, uint32_t rows);
+/* Make *block hold at most its first @rows, in a copy where others share it; @alone: in a copy even if it has no more. */
+int kvt_table_own(struct kvt_cache *cache, uint32_t *block, uint32_t rows, bool alone);
 
 int kvt_table_borrow(struct kvt_cache *cache, const struct kvt_plane *plane, uint32_t block, struct kvt_borrow *borrow);
 

@@ -152,7 +152,7 @@ int kvt_seq_append(struct kvt_seq *seq, const uint32_t *tokens, uint32_t n)
 
 		if (p->rows || !rows)
 			continue;
-		ret = kvt_table_own(c, &kvt_seq_table(seq, p)[seq->len / p->geom.block_rows], rows);
+		ret = kvt_table_own(c, &kvt_seq_table(seq, p)[seq->len / p->geom.block_rows], rows, false);
 		if (ret)
 			return ret;
 	}

@@ -102,14 +102,19 @@ static int copy_block(struct kvt_cache *cache, uint32_t block, uint32_t rows, ui
 	return ret;
 }
 
-int kvt_table_own(struct kvt_cache *cache, uint32_t *block, uint32_t rows)
+int kvt_table_own(struct kvt_cache *cache, uint32_t *block, uint32_t rows, bool alone)
 {
+	bool shared, longer;
 	uint32_t copy;
 	int ret;
 
-	if (*block == KVT_NO_BLOCK || kvt_store_rows(cache->store, *block) <= rows)
+	if (*block == KVT_NO_BLOCK)
 		return 0;
-	if (!kvt_store_shared(cache->store, *block))
+	shared = kvt_store_shared(cache->store, *block);
+	longer = kvt_store_rows(cache->store, *block) > rows;
+	if (!longer && !(shared && alone))
+		return 0;
+	if (!shared)
 		return kvt_store_cut(cache->store, *block, rows);
 	ret = copy_block(cache, *block, rows, &copy);
 	if (ret)
