@@ -609,7 +609,7 @@ static uint32_t insert_path(struct kvt_prefix *p, uint32_t root, struct kvt_seq 
 {
 	const uint32_t chunk = p->plan.chunk;
 	struct kvt_tree_path path;
-	uint32_t at, n, node, known;
+	uint32_t at, n, node, known, held;
 
 	kvt_tree_walk(p->tree, root, seq->tokens, tokens, &path);
 	if (!p->asked) { /* nobody has asked for it: a use of its own */
@@ -617,9 +617,9 @@ static uint32_t insert_path(struct kvt_prefix *p, uint32_t root, struct kvt_seq 
 		use_path(p, path.parent, (tokens - path.whole + chunk - 1) / chunk);
 	}
 	p->asked = false;
-	known = path.parent;
-	if (known != NONE) /* it does not make room for what is behind it */
-		kvt_tree_hold(p->tree, known);
+	known = held = path.parent; /* what is held does not make room for what is behind it; nor does what is new */
+	if (held != NONE)
+		kvt_tree_hold(p->tree, held);
 	for (at = path.whole; at < tokens; at += n) {
 		n = tokens - at < chunk ? tokens - at : chunk;
 		if ((at - path.whole) % (KVT_TREE_FETCH * chunk) == 0)
@@ -627,14 +627,19 @@ static uint32_t insert_path(struct kvt_prefix *p, uint32_t root, struct kvt_seq 
 		node = insert_chunk(p, root, path.parent, seq, at, n, ns);
 		if (node == NONE)
 			break;
+		if (!(p->tree->nodes[node].flags & KVT_NODE_NEW)) { /* it was behind one whose bytes were lost */
+			kvt_tree_hold(p->tree, node);
+			if (held != NONE)
+				kvt_tree_unhold(p->tree, held);
+			held = node;
+		}
 		path.parent = node;
 	}
 	n = at < tokens ? (tokens - at + chunk - 1) / chunk : 0;
-	node = path.parent;
-	for (; node != NONE && (p->tree->nodes[node].flags & KVT_NODE_NEW); node = p->tree->nodes[node].parent)
+	for (node = path.parent; node != known; node = p->tree->nodes[node].parent)
 		kvt_prefix_use(p, node, n++);
-	if (known != NONE)
-		kvt_tree_unhold(p->tree, known);
+	if (held != NONE)
+		kvt_tree_unhold(p->tree, held);
 	return at;
 }
 
