@@ -82,7 +82,8 @@ static int plan_snapshots(struct kvt_prefix_plan *plan, const struct kvt_cache_p
 	blocks = p->snapshot_bytes / room + (p->snapshot_bytes % room != 0); /* the sum of both could wrap */
 	if (blocks > UINT32_MAX / 2)
 		return kvt_fail(-EINVAL, "snapshot_bytes is %llu: a state of at most %llu bytes (%u blocks) expected",
-				(unsigned long long)p->snapshot_bytes, UINT32_MAX / 2 * (unsigned long long)room, UINT32_MAX / 2);
+				(unsigned long long)p->snapshot_bytes, UINT32_MAX / 2 * (unsigned long long)room,
+				UINT32_MAX / 2);
 	plan->snapshot_blocks = (uint32_t)blocks;
 	return 0;
 }
