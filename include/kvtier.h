@@ -141,7 +141,7 @@ struct kvt_cache_params {
 	int32_t numa_node;	 /* node + 1 for host frames; 0: wherever */
 	uint32_t policy;	 /* enum kvt_policy_kind */
 	uint64_t writeback_bytes_per_s; /* cap of background write-back; 0: none. An eviction that waits is not held back */
-	uint64_t prefix_bytes;	 /* of @ram_bytes, for the prefix tree's bookkeeping: kvt_prefix_bytes(), at most 2^48; 0: no tree */
+	uint64_t prefix_bytes;	 /* of @ram_bytes, for the prefix tree: kvt_prefix_bytes(), at most 2^48; 0: no tree */
 	uint32_t prefix_tokens;	 /* tokens of a chunk: a multiple of every sequence plane's block rows; 0: the least one */
 	uint32_t snapshots;	 /* recurrent-state snapshots that the tree may hold; 0: none */
 	uint32_t session_snapshots; /* the most of them for one session; 0: no such limit */

@@ -277,7 +277,8 @@ START_TEST(read_short)
 
 	for (uint32_t mode = 0; mode < KVT_LOAD_MODES; mode++)
 		for (uint64_t piece = 64 << 10; piece <= 4 << 20; piece *= 8) {
-			struct kvt_load_params p = { .size = sizeof(p), .mode = mode, .io = KVT_IO_THREADS, .piece_bytes = piece };
+			struct kvt_load_params p = { .size = sizeof(p), .mode = mode, .io = KVT_IO_THREADS,
+						     .piece_bytes = piece };
 			struct kvt_load_report r = KVT_INIT(r);
 
 			short_reads = true;
