@@ -10,7 +10,7 @@ wrong() {
 }
 "$kvtier" run --model tests/data/kvt-demo --prompt 'The' --max-tokens 100000 --kv-type f32 --threads 1 --ram-bytes 64M >/dev/null 2>&1 &
 pid=$!
-trap 'kill $pid 2>/dev/null' EXIT
+trap 'kill $pid 2>/dev/null; rm -f "$TMPDIR/line" "$TMPDIR/json"' EXIT
 for i in $(seq 100); do
 	[ "$i" -le 1 ] || sleep 0.1
 	"$kvtier" stat $pid >"$TMPDIR/line" 2>/dev/null && break
