@@ -162,7 +162,7 @@ static uint64_t lay_out(struct kvt_tree *t, uint32_t chunk, uint32_t capacity, u
 	uint64_t at = 0;
 #define PLACE(field, count) \
 	do { \
-		t->field = (void *)(base + at); \
+		t->field = base ? (void *)(base + at) : NULL; \
 		at += ((uint64_t)(count) * sizeof(*t->field) + 63) / 64 * 64; \
 	} while (0)
 
