@@ -330,10 +330,10 @@ void kvt_prefix_use(struct kvt_prefix *p, uint32_t node, uint32_t behind)
 	kvt_tree_use(p->tree, node, &(struct kvt_content){ .recompute_ns = compute_ns(p, node), .kind = kind_of(behind) });
 }
 
-/* A path from @node up, of a prompt that has @behind more chunks. */
-static void use_path(struct kvt_prefix *p, uint32_t node, uint32_t behind)
+/* A path from @node up to, but not, @end, of a prompt that has @behind more chunks. */
+static void use_path(struct kvt_prefix *p, uint32_t node, uint32_t end, uint32_t behind)
 {
-	for (; node != NONE; node = p->tree->nodes[node].parent)
+	for (; node != end; node = p->tree->nodes[node].parent)
 		kvt_prefix_use(p, node, behind++);
 }
 
@@ -348,7 +348,7 @@ static void find(struct kvt_prefix *p, const struct kvt_root_key *key, const uin
 	kvt_tree_walk(p->tree, kvt_tree_root(p->tree, key), tokens, n, &path);
 	if (use) {
 		kvt_tree_turn(p->tree);
-		use_path(p, path.node, (n + p->plan.chunk - 1) / p->plan.chunk - path.chunks);
+		use_path(p, path.node, NONE, (n + p->plan.chunk - 1) / p->plan.chunk - path.chunks);
 	}
 	kvt_tree_pin(p->tree, path.node);
 	snapshot = kvt_snapshot_above(p, path.node, path.tokens);
@@ -615,7 +615,7 @@ static uint32_t insert_path(struct kvt_prefix *p, uint32_t root, struct kvt_seq 
 	kvt_tree_walk(p->tree, root, seq->tokens, tokens, &path);
 	if (!p->asked) { /* nobody has asked for it: a use of its own */
 		kvt_tree_turn(p->tree);
-		use_path(p, path.parent, (tokens - path.whole + chunk - 1) / chunk);
+		use_path(p, path.parent, NONE, (tokens - path.whole + chunk - 1) / chunk);
 	}
 	p->asked = false;
 	known = held = path.parent; /* what is held does not make room for what is behind it; nor does what is new */
@@ -636,9 +636,7 @@ static uint32_t insert_path(struct kvt_prefix *p, uint32_t root, struct kvt_seq 
 		}
 		path.parent = node;
 	}
-	n = at < tokens ? (tokens - at + chunk - 1) / chunk : 0;
-	for (node = path.parent; node != known; node = p->tree->nodes[node].parent)
-		kvt_prefix_use(p, node, n++);
+	use_path(p, path.parent, known, (tokens - at + chunk - 1) / chunk);
 	if (held != NONE)
 		kvt_tree_unhold(p->tree, held);
 	return at;
