@@ -185,25 +185,33 @@ static int step(struct rig *r, const uint32_t *names, uint32_t *lens, const uint
 	return step_planes(r, names, lens, counts, n, PLANES);
 }
 
+/* Row @t of a plane is what row_of() says, or zeros. */
+static int verify_row(struct kvt_seq *seq, uint32_t name, uint32_t plane, uint32_t t, bool written)
+{
+	float row[ELEMS] = { 0 };
+	uint8_t want[ROW], got[ROW];
+	struct kvt_rows dst = { .data = got, .type = KVT_ENCODED };
+	int ret = kvt_seq_read(seq, plane, t, 1, &dst);
+
+	if (ret)
+		return ret;
+	if (written)
+		row_of(name, plane, t, row, ELEMS);
+	kvt_codec_convert(want, KVT_F16, row, KVT_F32, ELEMS);
+	ck_assert_msg(!memcmp(want, got, ROW), "sequence %u, plane %u, row %u", name, plane, t);
+	return 0;
+}
+
 /* Rows [0, len) of all planes are what row_of() says. */
 static int verify(struct kvt_seq *seq, uint32_t name, uint32_t len)
 {
-	float row[ELEMS];
-	uint8_t want[ROW], got[ROW];
-	struct kvt_rows dst = { .data = got, .type = KVT_ENCODED };
-	int ret;
+	int ret = 0;
 
 	ck_assert_uint_eq(kvt_seq_len(seq), len);
-	for (uint32_t plane = 0; plane < PLANES; plane++)
-		for (uint32_t t = 0; t < len; t++) {
-			row_of(name, plane, t, row, ELEMS);
-			kvt_codec_convert(want, KVT_F16, row, KVT_F32, ELEMS);
-			ret = kvt_seq_read(seq, plane, t, 1, &dst);
-			if (ret)
-				return ret;
-			ck_assert_msg(!memcmp(want, got, ROW), "sequence %u, plane %u, row %u", name, plane, t);
-		}
-	return 0;
+	for (uint32_t plane = 0; !ret && plane < PLANES; plane++)
+		for (uint32_t t = 0; !ret && t < len; t++)
+			ret = verify_row(seq, name, plane, t, true);
+	return ret;
 }
 
 /* Rows [first, first + n) through the CPU. */
@@ -311,12 +319,9 @@ START_TEST(forks_go_on_side_by_side)
 {
 	const uint32_t names[2] = { 11, 12 }, counts[2] = { 3, 2 };
 	uint32_t lens[2] = { BLOCK_ROWS / 2, BLOCK_ROWS / 2 };
-	uint8_t got[ROW], want[ROW];
-	struct kvt_rows dst = { .data = got, .type = KVT_ENCODED };
 	struct kvt_stats st = KVT_INIT(st);
 	struct kvt_seq *seq[2];
 	struct kvt_gpu *gpu;
-	float row[ELEMS];
 	struct rig r;
 
 	OK(backends[_i](&gpu));
@@ -330,12 +335,8 @@ START_TEST(forks_go_on_side_by_side)
 	for (uint32_t i = 0; i < 2; i++) {
 		ck_assert_msg(kvt_seq_move(seq[i], KVT_TIER_RAM) > 0, "%s", kvt_last_error());
 		for (uint32_t plane = 0; plane < PLANES; plane++)
-			for (uint32_t t = 0; t < lens[i]; t++) {
-				row_of(names[t < BLOCK_ROWS / 2 ? 0 : i], plane, t, row, ELEMS);
-				kvt_codec_convert(want, KVT_F16, row, KVT_F32, ELEMS);
-				OK(kvt_seq_read(seq[i], plane, t, 1, &dst));
-				ck_assert_msg(!memcmp(got, want, ROW), "sequence %u, plane %u, row %u", i, plane, t);
-			}
+			for (uint32_t t = 0; t < lens[i]; t++)
+				OK(verify_row(seq[i], names[t < BLOCK_ROWS / 2 ? 0 : i], plane, t, true));
 	}
 	OK(kvt_cache_stats(r.cache, &st));
 	ck_assert_uint_eq(st.digest_errors, 0);
@@ -348,14 +349,10 @@ END_TEST
 /* A step whose planes are not, or not all, written costs no row of another step, whose blocks it shares; its own are zeros. */
 START_TEST(an_aborted_step_loses_nothing)
 {
-	static const uint8_t zeros[ROW];
 	const uint32_t names[1] = { 8 }, counts[1] = { BLOCK_ROWS / 2 - 1 }, first = 2 * counts[0];
 	struct kvt_stats st = KVT_INIT(st);
-	uint8_t got[ROW], want[ROW];
-	struct kvt_rows dst = { .data = got, .type = KVT_ENCODED };
 	struct kvt_gpu *gpu;
 	struct kvt_seq *seq;
-	float row[ELEMS];
 	struct rig r;
 
 	for (uint32_t planes = 0; planes < 2; planes++) {
@@ -370,14 +367,9 @@ START_TEST(an_aborted_step_loses_nothing)
 		kvt_batch_detach(r.batch);
 		ck_assert_msg(kvt_seq_move(seq, KVT_TIER_RAM) > 0, "%s", kvt_last_error());
 		for (uint32_t plane = 0; plane < PLANES; plane++)
-			for (uint32_t t = 0; t < lens[0]; t++) {
-				bool written = plane < planes || t < first || t >= first + counts[0];
-
-				row_of(names[0], plane, t, row, ELEMS);
-				kvt_codec_convert(want, KVT_F16, row, KVT_F32, ELEMS);
-				OK(kvt_seq_read(seq, plane, t, 1, &dst));
-				ck_assert_msg(!memcmp(got, written ? want : zeros, ROW), "plane %u, row %u", plane, t);
-			}
+			for (uint32_t t = 0; t < lens[0]; t++)
+				OK(verify_row(seq, names[0], plane, t,
+					      plane < planes || t < first || t >= first + counts[0]));
 		OK(kvt_seq_truncate(seq, first));
 		lens[0] = first;
 		OK(kvt_batch_attach(r.batch, &seq, 1));
