@@ -14,12 +14,12 @@
 
 #include "kvtier.h"
 #include "tools/tools.h"
+#include "uapi/linux/kvtier.h"
 
 #define DEFAULT_MAX_TOKENS 128
 #define DEFAULT_CHUNK 512
 #define DEFAULT_BLOCK (64u << 10)
 #define BIASES 4096u
-#define POOL_NAME_BYTES 64 /* KVTIER_NAME_BYTES */
 
 enum kind { TEXT, ANY_TEXT, SIZE, NUMBER, REAL, NAME, FLAG, BIAS, ORDER };
 
@@ -301,7 +301,6 @@ static int check_options(struct run_options *o)
 {
 	int code;
 
-
 	if (!o->model)
 		return tool_usage_error("run", "--model DIR is missing");
 	if (!o->prompt == !o->prompt_file)
@@ -316,8 +315,8 @@ static int check_options(struct run_options *o)
 		return tool_usage_error("run", "--store is where the disk tier lives: no --disk-dir, and no --untiered");
 	if (o->warm && o->host == KVT_HOST_USER)
 		return tool_usage_error("run", "--warm keeps the ram tier in the kernel module: no --host user");
-	if (o->warm && strlen(o->warm) >= POOL_NAME_BYTES)
-		return tool_usage_error("run", "--warm: a name has at most %d bytes, not %zu", POOL_NAME_BYTES - 1, strlen(o->warm));
+	if (o->warm && strlen(o->warm) >= KVTIER_NAME_BYTES)
+		return tool_usage_error("run", "--warm: a name has at most %d bytes, not %zu", KVTIER_NAME_BYTES - 1, strlen(o->warm));
 	code = check_outputs(o);
 	return code ? code : check_sampling(o);
 }
