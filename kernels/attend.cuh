@@ -194,6 +194,12 @@ static __device__ __forceinline__ float load_float(uint64_t address, uint64_t i,
 	return __bfloat162float(array<__nv_bfloat16>(address)[i]);
 }
 
+/* A row's elements in shared memory, with zeros behind the last of K and Q: products take 16 at a time. */
+static __device__ __forceinline__ uint32_t whole_steps(uint32_t dim)
+{
+	return (dim + 15) / 16 * 16;
+}
+
 /* ---- what a query row sees ---- */
 
 struct sequence {
@@ -628,7 +634,14 @@ load_tile(GROUP group, uint32_t row_bytes, uint32_t pieces, uint32_t tile, uint3
 	}
 }
 
-/* 128 threads: query rows [row, row + n) into shared memory, rounded to the codec; rows that are not there are zeros. */
+/* All threads: zeros into the last 16 bytes of rows @stride bytes apart, where nothing is copied. */
+static __device__ __forceinline__ void clear_ends(uint32_t rows0, uint32_t rows, uint32_t stride, uint32_t dim)
+{
+	for (uint32_t i = threadIdx.x; dim % 16 && i < rows; i += blockDim.x)
+		asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(rows0 + i * stride + 2 * dim), "r"(0) : "memory");
+}
+
+/* 128 threads: query rows [row, row + n) into shared memory, rounded to the codec; what is not there is zeros. */
 template <int CODEC> static __device__ __forceinline__ void
 load_queries(const attend_args &a, const sequence &s, uint32_t kv_head, uint32_t row, uint32_t n, uint8_t *dst, uint32_t stride)
 {
@@ -639,8 +652,8 @@ load_queries(const attend_args &a, const sequence &s, uint32_t kv_head, uint32_t
 		const uint64_t at = a.q + (uint64_t)(s.token + token) * a.q_stride + (uint64_t)head * a.k_dim * size;
 		uint32_t *to = reinterpret_cast<uint32_t *>(dst + i * stride);
 
-		for (uint32_t d = lane; d < a.k_dim / 2; d += 32) {
-			if (token >= s.n)
+		for (uint32_t d = lane; d < whole_steps(a.k_dim) / 2; d += 32) {
+			if (token >= s.n || d >= a.k_dim / 2)
 				to[d] = 0;
 			else if (a.q_type == CODEC)
 				to[d] = array<uint32_t>(at)[d];

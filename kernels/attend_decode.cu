@@ -81,8 +81,8 @@ static __device__ __forceinline__ decode_layout get_layout(const attend_args &a)
 {
 	decode_layout l;
 
-	l.k_stride = 2 * a.k_dim + PAD;
-	l.v_stride = 2 * a.v_dim + PAD;
+	l.k_stride = 2 * whole_steps(a.k_dim) + PAD;
+	l.v_stride = 2 * whole_steps(a.v_dim) + PAD;
 	l.queries = (sizeof(decode_shared) + 4 * (a.n_seqs + 1) + 127) / 128 * 128;
 	l.stage_bytes = TILE * (l.k_stride + l.v_stride);
 	l.stages = min((dynamic_shared_bytes() - l.queries - DECODE_ROWS * l.k_stride) / l.stage_bytes, (uint32_t)STAGES_MAX);
@@ -135,7 +135,6 @@ load_splits(const attend_args &a, decode_shared &sh, const decode_layout &l)
 /* ---- the computing warps ---- */
 
 /* COLUMNS of the output for each warp. */
-/* COLUMNS of the output for each warp. */
 template <int CODEC, int COLUMNS> static __device__ __forceinline__ void
 compute_splits(const attend_args &a, decode_shared &sh, const decode_layout &l)
 {
@@ -178,7 +177,7 @@ compute_splits(const attend_args &a, decode_shared &sh, const decode_layout &l)
 
 #pragma unroll
 				for (int i = 0; i < 4; i++) {
-					const uint32_t at = min(2 * d + i * 32, 2 * a.k_dim - 32); /* not behind the row */
+					const uint32_t at = min(2 * d + i * 32, l.k_stride - PAD - 32); /* not behind the row */
 
 					matrices(qa[i], q_row + at);
 					matrices(kb[i], k_row + at);
@@ -320,6 +319,10 @@ template <int CODEC, int COLUMNS> static __device__ __forceinline__ void decode(
 		barrier_init(&sh.there[0][threadIdx.x], 128); /* threads that load */
 	if (threadIdx.x < STAGES_MAX)
 		barrier_init(&sh.empty[threadIdx.x], 4); /* warps that compute */
+	for (uint32_t i = 0; i < l.stages; i++) {
+		clear_ends(l.stage0 + i * l.stage_bytes, TILE, l.k_stride, a.k_dim);
+		clear_ends(l.stage0 + i * l.stage_bytes + TILE * l.k_stride, TILE, l.v_stride, a.v_dim);
+	}
 	count_units(sh.before, a.n_seqs, [&](uint32_t i) {
 		const sequence s = get_sequence(a, i);
 		uint32_t first;

@@ -19,7 +19,8 @@ template <int CODEC, int SLICE> static __device__ __forceinline__ void prefill(c
 {
 	prefill_shared &sh = *reinterpret_cast<prefill_shared *>(attend_memory);
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = a.heads / a.kv_heads;
-	const uint32_t k_stride = 2 * a.k_dim + PAD, v_stride = 2 * SLICE + PAD, stage_bytes = TILE * (k_stride + v_stride);
+	const uint32_t k_stride = 2 * whole_steps(a.k_dim) + PAD, v_stride = 2 * SLICE + PAD;
+	const uint32_t stage_bytes = TILE * (k_stride + v_stride);
 	const uint32_t slices = (a.v_dim + SLICE - 1) / SLICE;
 	uint8_t *queries = attend_memory + (sizeof(prefill_shared) + 127) / 128 * 128;
 	const uint32_t stages0 = shared_address(queries) + PREFILL_ROWS * k_stride;
@@ -33,6 +34,8 @@ template <int CODEC, int SLICE> static __device__ __forceinline__ void prefill(c
 
 	if (threadIdx.x < 2 * STAGES_MAX)
 		barrier_init(&sh.there[0][threadIdx.x], 128);
+	for (uint32_t i = 0; i < stages; i++)
+		clear_ends(stages0 + i * stage_bytes, TILE, k_stride, a.k_dim);
 	count_units(sh.before, a.n_seqs, [&](uint32_t i) {
 		return (get_sequence(a, i).n * group + PREFILL_ROWS - 1) / PREFILL_ROWS * a.kv_heads * slices;
 	});

@@ -441,7 +441,8 @@ static double error_of(const struct world *w, const struct item *it, const uint8
 static const struct {
 	uint32_t k, v;
 } dims[] = { { 128, 128 }, { 64, 64 }, { 128, 128 }, { 64, 64 }, { 80, 80 }, { 96, 96 }, { 112, 112 }, { 192, 192 },
-	     { 256, 256 }, { 192, 128 }, { 64, 256 }, { 576, 512 }, { 16, 16 } };
+	     { 256, 256 }, { 192, 128 }, { 64, 256 }, { 576, 512 }, { 16, 16 }, { 8, 8 },
+	     { 72, 40 }, { 24, 136 } };
 
 static const struct {
 	uint32_t heads, kv_heads;
@@ -457,8 +458,8 @@ static void random_shape(struct world *w)
 	uint32_t d = below(N_OF(dims)), h = below(N_OF(groups));
 
 	*w = (struct world){ 0 };
-	a->k_dim = large ? dims[d].k : 16 + d % 2 * 32;
-	a->v_dim = large ? dims[d].v : 16 + d % 3 * 16;
+	a->k_dim = large ? dims[d].k : 8 + d % 3 * 16;
+	a->v_dim = large ? dims[d].v : 8 + d % 4 * 8;
 	a->heads = groups[h].heads;
 	a->kv_heads = groups[h].kv_heads;
 	a->codec = below(2) ? KVT_F16 : KVT_BF16;

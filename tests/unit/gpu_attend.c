@@ -43,7 +43,7 @@ static struct kvt_attend_args good(void)
 
 START_TEST(recipes_fit_the_device)
 {
-	static const uint32_t dims[] = { 16, 64, 80, 96, 112, 128, 192, 256, 512 };
+	static const uint32_t dims[] = { 8, 16, 64, 72, 80, 96, 112, 128, 192, 256, 512 };
 	static const struct kvt_attend_device devices[] = { { 80, 108, 166912 }, { 86, 84, 101376 }, { 90, 132, 232448 },
 							    { 120, 170, 101376 } };
 
@@ -89,8 +89,8 @@ START_TEST(bad_arguments_are_named)
 	BAD(a.q_type = KVT_CODECS);
 	BAD(a.out_type = KVT_CODECS);
 	BAD(a.mask_type = KVT_BF16);
-	BAD(a.k_dim = 72);
-	BAD(a.v_dim = 8);
+	BAD(a.k_dim = 76);
+	BAD(a.v_dim = 4);
 	BAD(a.k_dim = KVT_ATTEND_K_MAX + 16);
 	BAD(a.v_dim = KVT_ATTEND_V_MAX + 16);
 	BAD(a.kv_heads = 0);

@@ -35,9 +35,9 @@ static int check(const struct kvt_attend_limits *l, const struct kvt_attend_args
 	if (a->q_type > KVT_BF16 || a->out_type > KVT_BF16 || a->mask_type > KVT_F16)
 		return kvt_fail(-EINVAL, "attend: queries of type %u, outputs of %u, a mask of %u", a->q_type,
 				a->out_type, a->mask_type);
-	if (!a->k_dim || a->k_dim % 16 || a->k_dim > KVT_ATTEND_K_MAX || !a->v_dim || a->v_dim % 16 ||
+	if (!a->k_dim || a->k_dim % 8 || a->k_dim > KVT_ATTEND_K_MAX || !a->v_dim || a->v_dim % 8 ||
 	    a->v_dim > KVT_ATTEND_V_MAX)
-		return kvt_fail(-EINVAL, "attend: heads of %u and %u elements; the GPU takes multiples of 16 up to %u and %u",
+		return kvt_fail(-EINVAL, "attend: heads of %u and %u elements; the GPU takes multiples of 8 up to %u and %u",
 				a->k_dim, a->v_dim, KVT_ATTEND_K_MAX, KVT_ATTEND_V_MAX);
 	if (!a->kv_heads || !a->heads || a->heads % a->kv_heads)
 		return kvt_fail(-EINVAL, "attend: %u heads over %u KV heads", a->heads, a->kv_heads);
@@ -62,10 +62,16 @@ uint64_t kvt_attend_part_bytes(const struct kvt_attend_args *a)
 	return (uint64_t)a->part_rows * (a->v_dim + 2) * sizeof(float);
 }
 
+/* A row's bytes in shared memory: whole steps of 16 elements. */
+static uint32_t row_bytes(uint32_t dim)
+{
+	return 2 * div_up(dim, 16) * 16 + PAD;
+}
+
 /* Of a K and a V tile. */
 static uint32_t stage_bytes(const struct kvt_attend_args *a, uint32_t v_dim)
 {
-	return TILE * (2 * a->k_dim + PAD + 2 * v_dim + PAD);
+	return TILE * (row_bytes(a->k_dim) + row_bytes(v_dim));
 }
 
 /* Shared memory of a block, with as many stages as fit when @blocks share a multiprocessor. 0: not one. */
@@ -104,7 +110,7 @@ static int decode(const struct kvt_attend_device *d, const struct kvt_attend_lim
 
 	a->part_rows = rows < DECODE_ROWS ? (rows + 1) / 2 * 2 : DECODE_ROWS;
 	/* one block with all loads in flight where there is little to do */
-	shared = fit(d, DECODE_ROWS * (2 * a->k_dim + PAD) + DECODE_OTHER(a->n_seqs), stage_bytes(a, a->v_dim),
+	shared = fit(d, DECODE_ROWS * row_bytes(a->k_dim) + DECODE_OTHER(a->n_seqs), stage_bytes(a, a->v_dim),
 		     units > d->processors ? 3 : UINT32_MAX, &blocks);
 	if (!shared && d->sm)
 		return kvt_fail(-EINVAL, "attend: heads of %u and %u elements need more than the %u bytes of shared memory",
@@ -131,7 +137,7 @@ static int prefill(const struct kvt_attend_device *d, const struct kvt_attend_li
 		{ "prefill_bf16_64", "prefill_bf16_128" },
 	};
 	uint32_t group = a->heads / a->kv_heads, slice = a->v_dim > 64 ? 128 : 64, blocks;
-	uint32_t shared = fit(d, PREFILL_ROWS * (2 * a->k_dim + PAD) + PREFILL_OTHER, stage_bytes(a, slice), 2, &blocks);
+	uint32_t shared = fit(d, PREFILL_ROWS * row_bytes(a->k_dim) + PREFILL_OTHER, stage_bytes(a, slice), 2, &blocks);
 	uint64_t units = ((uint64_t)l->tokens * group / PREFILL_ROWS + a->n_seqs) * a->kv_heads * div_up(a->v_dim, slice);
 
 	if (!shared && d->sm)

@@ -132,7 +132,7 @@ struct kvt_attend_args {
 	uint32_t n_seqs;      /* at most KVT_ATTEND_SEQS */
 	uint32_t table_stride;
 	uint32_t heads, kv_heads;
-	uint32_t k_dim, v_dim; /* multiples of 16; at most KVT_ATTEND_K_MAX, KVT_ATTEND_V_MAX */
+	uint32_t k_dim, v_dim; /* multiples of 8; at most KVT_ATTEND_K_MAX, KVT_ATTEND_V_MAX */
 	uint32_t k_block_rows, v_block_rows; /* multiples of 16 */
 	uint32_t k_row_bytes, v_row_bytes;
 	uint32_t codec;	   /* of K and V: KVT_F16, KVT_BF16; queries are rounded to it */
