@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtier-sampler.h"
 #include "kvtier.h"
 #include "tools/sample.h"
 
@@ -115,7 +116,9 @@ static const char own_cases[] =
 	"  \"bias\", \"bias\", \"bias\"]}, \"expect\": {\"error\": 1}},"
 	" {\"name\": \"order of none\", \"logits\": [1], \"params\": {\"order\": []}, \"expect\": {\"error\": 1}},"
 	" {\"name\": \"adaptive of 1\", \"logits\": [1], \"params\": {\"adaptive\": 1}, \"expect\": {\"error\": 1}},"
-	" {\"name\": \"seed below 0\", \"logits\": [1], \"params\": {\"seed\": -1}, \"expect\": {\"error\": 1}}]";
+	" {\"name\": \"seed below 0\", \"logits\": [1], \"params\": {\"seed\": -1}, \"expect\": {\"error\": 1}},"
+	" {\"name\": \"seed of 2^64\", \"logits\": [1], \"params\": {\"seed\": \"18446744073709551616\"}, \"expect\": {\"error\": 1}},"
+	" {\"name\": \"seed of text\", \"logits\": [1], \"params\": {\"seed\": \"one\"}, \"expect\": {\"error\": 1}}]";
 
 START_TEST(own)
 {
@@ -135,6 +138,41 @@ START_TEST(own)
 	json_decref(results);
 	json_decref(cases);
 	free(made);
+}
+END_TEST
+
+/* In quotes or not, a number is the same; and what only quotes can hold is the number that it says. */
+START_TEST(whole_numbers_of_64_bits)
+{
+	static const char *const forms[] = { "\"seed\": %s", "\"seed\": 3, \"sequence\": %s", "\"seed\": 3, \"position\": %s" };
+	static const char *const numbers[] = { "4611686018427387904", "\"4611686018427387904\"", "\"9223372036854775808\"",
+					       "\"18446744073709551615\"" };
+	static const uint64_t values[] = { 1ull << 62, 1ull << 62, 1ull << 63, UINT64_MAX };
+	char text[400], params[100], zeros[2 * 63 + 1] = "", *made;
+	struct kvt_sampler *sampler;
+	float logits[64] = { 0 };
+	json_t *results;
+
+	for (size_t i = 0; i < 63; i++)
+		strcat(zeros, ",0");
+	ck_assert(!kvt_sampler_create(64, &sampler));
+	for (size_t i = 0; i < 12; i++) {
+		struct kvt_sampler_params p = KVT_SAMPLER_PARAMS_INIT;
+		struct kvt_sample row = { .params = &p, .logits = logits };
+
+		p.seed = i / 4 == 0 ? values[i % 4] : 3;
+		row.sequence = i / 4 == 1 ? values[i % 4] : 0;
+		row.position = i / 4 == 2 ? values[i % 4] : 0;
+		ck_assert(!kvt_sampler_sample(sampler, &row, 1));
+		snprintf(params, sizeof(params), forms[i / 4], numbers[i % 4]);
+		snprintf(text, sizeof(text), "[{\"name\": \"a\", \"params\": {%s}, \"logits\": [0%s]}]", params, zeros);
+		ck_assert_int_eq(tool_sample_cases(text, strlen(text), &made), 0);
+		results = json_loads(made, 0, NULL);
+		ck_assert_int_eq(json_integer_value(json_object_get(json_array_get(results, 0), "token")), row.token);
+		json_decref(results);
+		free(made);
+	}
+	kvt_sampler_destroy(sampler);
 }
 END_TEST
 
@@ -177,6 +215,7 @@ START_TEST(refused)
 		{ "[{\"name\": \"a\", \"logits\": [NaN]}]", "line 1" },
 		{ "[{\"name\": \"a\", \"logits\": [1e999]}]", "overflow" },
 		{ "[{\"name\": \"a\", \"logits\": [99999999999999999999]}]", "too big" },
+		{ "[{\"name\": \"a\", \"logits\": [1], \"params\": {\"seed\": 18446744073709551615}}]", "written in quotes" },
 		{ "[{\"name\": \"\xff\", \"logits\": [1]}]", "decode byte 0xff" },
 	};
 	char deep[5001], *made;
@@ -203,6 +242,7 @@ int main(void)
 
 	tcase_add_test(t, shared_cases);
 	tcase_add_test(t, own);
+	tcase_add_test(t, whole_numbers_of_64_bits);
 	tcase_add_test(t, nameless);
 	tcase_add_test(t, refused);
 	suite_add_tcase(s, t);

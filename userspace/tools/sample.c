@@ -82,6 +82,14 @@ static int read_u32(const json_t *value, const char *what, uint32_t *x)
 	return err;
 }
 
+/* All of 64 bits; what jansson's integers do not hold is written as text. */
+static int read_u64(const json_t *value, const char *what, uint64_t *x)
+{
+	const char *text = json_string_value(value);
+
+	return text ? tool_number(what, text, 0, UINT64_MAX, x) : read_whole(value, what, INT64_MAX, x);
+}
+
 static int read_logits(const json_t *list, struct sample_case *c)
 {
 	char what[40];
@@ -208,11 +216,11 @@ static int read_param(const char *key, json_t *value, struct sample_case *c)
 	if (!strcmp(key, "penalty_last_n"))
 		return read_u32(value, key, &p->penalty_last_n);
 	if (!strcmp(key, "seed"))
-		return read_whole(value, key, INT64_MAX, &p->seed);
+		return read_u64(value, key, &p->seed);
 	if (!strcmp(key, "sequence"))
-		return read_whole(value, key, INT64_MAX, &c->sequence);
+		return read_u64(value, key, &c->sequence);
 	if (!strcmp(key, "position"))
-		return read_whole(value, key, INT64_MAX, &c->position);
+		return read_u64(value, key, &c->position);
 	if (!strcmp(key, "history"))
 		return read_history(value, c);
 	if (!strcmp(key, "logit_bias"))
@@ -355,7 +363,9 @@ int tool_sample_cases(const char *text, size_t bytes, char **results)
 	*results = NULL;
 	cases = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
 	if (!cases)
-		return kvt_fail(-EINVAL, "line %d, column %d: %s", error.line, error.column, error.text);
+		return kvt_fail(-EINVAL, "line %d, column %d: %s%s", error.line, error.column, error.text,
+				json_error_code(&error) == json_error_numeric_overflow ?
+					" (seed, sequence and position above 2^63 - 1 are written in quotes)" : "");
 	list = json_array();
 	if (!json_is_array(cases))
 		err = kvt_fail(-EINVAL, "a JSON list of cases is needed");
