@@ -156,7 +156,7 @@ struct kvt_load_params {
 	uint32_t size;
 	uint32_t mode; /* enum kvt_load_mode; DIRECT too gives way to MMAP where there is no O_DIRECT */
 	uint32_t io;   /* enum kvt_io_kind (kvtier.h): io_uring, or threads where it is denied */
-	uint32_t depth; /* reads in flight, at most 64; 0: 4 */
+	uint32_t depth; /* reads in flight, at most 64; 0: one a core, from 4 to 8 */
 	uint64_t piece_bytes; /* of one read: a multiple of 4 KiB, at most 1 GiB; 0: 4 MiB. Of cached files, at most 1 MiB */
 	struct kvt_gpu *gpu; /* for items with @device; else NULL */
 	/* After each piece, bytes, on the calling thread; not 0 ends the load with -ECANCELED. NULL: none. */

@@ -240,6 +240,27 @@ START_TEST(shards)
 }
 END_TEST
 
+/* Pages that are under way elsewhere are not dropped by the first call. False: some file systems drop none. */
+static bool drop_cached(int fd, const uint8_t *map, uint64_t bytes)
+{
+	unsigned char *resident = malloc(bytes / 4096 + 1);
+	bool dropped = false;
+
+	ck_assert_ptr_nonnull(resident);
+	for (int i = 0; i < 100 && !dropped; i++) {
+		ck_assert_int_eq(fdatasync(fd), 0);
+		ck_assert_int_eq(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+		ck_assert_int_eq(mincore((void *)(uintptr_t)map, bytes, resident), 0);
+		dropped = true;
+		for (uint64_t page = 0; page < (bytes + 4095) / 4096; page++)
+			dropped &= !(resident[page] & 1);
+		if (!dropped)
+			usleep(10000);
+	}
+	free(resident);
+	return dropped;
+}
+
 /* What lies in the page cache comes from there, what does not is read directly; small tensors far apart too. */
 START_TEST(rule)
 {
@@ -249,15 +270,11 @@ START_TEST(rule)
 	struct kvt_load_report r = KVT_INIT(r);
 	int fd = open(path, O_RDONLY);
 	uint8_t *map = mmap(NULL, w->shards[0].bytes, PROT_READ, MAP_SHARED, fd, 0);
-	unsigned char resident;
 
 	load_and_compare(w, all, &p, NULL, &r); /* it has just been written */
 	ck_assert_uint_eq(r.shards[KVT_LOAD_BUFFERED], 1);
 	for (size_t k = 0; k < 4; k++) {
-		ck_assert_int_eq(fdatasync(fd), 0);
-		ck_assert_int_eq(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
-		ck_assert_int_eq(mincore(map + (1 << 20), 1, &resident), 0);
-		if (resident & 1) {
+		if (!drop_cached(fd, map, w->shards[0].bytes)) {
 			printf("SKIP: rule: %s keeps its pages cached\n", path);
 			break;
 		}

@@ -27,6 +27,7 @@
 
 #include "base/err.h"
 #include "base/params.h"
+#include "base/workers.h"
 #include "runtime/build.h"
 #include "runtime/load_io.h"
 
@@ -34,7 +35,8 @@
 #define PIECE_BYTES   (4u << 20)
 #define PIECE_MIN     (256u << 10)
 #define CACHED_BYTES  (1u << 20) /* the most of a piece from the page cache */
-#define DEPTH	      4u
+#define DEPTH	      4u /* one a core, from here */
+#define DEPTH_CORES   8u /* to here */
 #define STRAIGHT_MIN  (256u << 10) /* whole blocks of a span below which staging, with its neighbours, is better */
 #define GAP_BYTES     (128u << 10) /* read over a smaller gap: it costs less than another read */
 #define CACHE_SAMPLES 64	   /* places asked of the page cache for each shard */
@@ -320,6 +322,14 @@ static int open_source(struct load *l, uint32_t first)
 static uint64_t staging_need(const struct load *l)
 {
 	return l->depth * (l->piece_bytes + (l->params.io == KVT_IO_URING ? 0 : KVT_LOAD_STACK));
+}
+
+/* What the page cache has is copied by as many cores as reads are in flight. */
+static uint32_t depth_here(void)
+{
+	uint32_t cores = kvt_cores();
+
+	return cores < DEPTH ? DEPTH : cores > DEPTH_CORES ? DEPTH_CORES : cores;
 }
 
 /* Over the budget: smaller reads, then fewer. */
@@ -730,7 +740,7 @@ int kvt_load_charged(const struct kvt_weights *w, const struct kvt_load_item *it
 	l->budget = budget;
 	l->gpu = p.gpu;
 	l->piece_bytes = p.piece_bytes ? p.piece_bytes : PIECE_BYTES;
-	l->depth = p.depth ? p.depth : DEPTH;
+	l->depth = p.depth ? p.depth : depth_here();
 	l->report.io = "none";
 	err = plan(l, items, n);
 	if (!err)
