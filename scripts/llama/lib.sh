@@ -14,5 +14,8 @@ ROOT=$LLAMA_CACHE/forky
 # One of another version of the backend API, built here.
 # shellcheck disable=SC2034
 SOURCE=$LLAMA_CACHE/source
+# A larger trained model.
+# shellcheck disable=SC2034
+MODEL=$LLAMA_CACHE/model
 
 die() { echo "${0##*/}: $*" >&2; exit 1; }
