@@ -32,6 +32,32 @@ refused "f32" 'use -ctk and -ctv f16' $m -- "${on[@]}" -ctk f32 -ctv f32
 refused "too little for anything" 'KVTIER_RAM_BYTES is 102400' KVTIER_RAM_BYTES=100K KVTIER_DISK_BYTES=64M -- "${on[@]}"
 refused "no such directory" '/nowhere' KVTIER_RAM_BYTES=16M KVTIER_DISK_BYTES=64M KVTIER_DISK_DIR=/nowhere -- "${on[@]}"
 
+# ---- a disk that fills up: the request fails and says why, the server lives, and goes on when there is room ----
+mkdir "$dir/full"
+if mount -t tmpfs -o size=512k tmpfs "$dir/full"; then
+	small=(GGML_BACKEND_PATH="$plugin" KVTIER_THREADS=1 KVTIER_BLOCK_BYTES=4K KVTIER_MAX_QUERY_ROWS=16 KVTIER_DISK_BYTES=16M
+		KVTIER_DISK_DIR="$dir/full")
+	serve "${small[@]}" KVTIER_RAM_BYTES=1K -- "${on[@]}" -c 2048 -np 1
+	stop
+	least=$(grep -o 'needs at least [0-9]*' "$TMPDIR/server.log" | tail -n 1 | grep -o '[0-9]*')
+	if serve "${small[@]}" KVTIER_RAM_BYTES=$((${least:-0} + 100000)) -- "${on[@]}" -c 2048 -np 1; then
+		head -c 1M /dev/zero >"$dir/full/other" 2>/dev/null
+		ask completion '{"prompt":"Once upon a time","n_predict":1500,"ignore_eos":true}' | grep -q '"error"' ||
+			wrong "disk full: the request did not fail"
+		kill -0 "$server" 2>/dev/null || wrong "disk full: the server ended with the request"
+		grep -q 'disk tier: No space left on device' "$TMPDIR/server.log" || wrong "disk full: $(grep kvtier: "$TMPDIR/server.log")"
+		rm "$dir/full/other"
+		ask completion '{"prompt":"Once upon a time","n_predict":8,"temperature":0}' | grep -q 'there was a' ||
+			wrong "disk full: no answer afterwards"
+	else
+		wrong "disk full: no server: $(tail -n 5 "$TMPDIR/server.log")"
+	fi
+	stop
+	umount "$dir/full"
+else
+	echo "a disk that fills up: not tested, as nothing can be mounted here"
+fi
+
 # no_device TEXT VARIABLE=VALUE...: llama.cpp itself knows no such device
 no_device() {
 	local text=$1

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 # llama-server with the plug-in at a tenth of its KV cache in memory: four slots, unified and not, in parallel; context shift;
 # slots saved by one server and restored by another, with and without the plug-in; files cut short or with a byte turned;
-# cells freed here and there; requests given up halfway; kill -9. Answers are those of a server without the plug-in.
+# cells freed here and there; requests given up halfway; kill -9; prompts that are in a slot already, whole, around block edges.
+# Answers are those of a server without the plug-in.
 # shellcheck source=tests/lib/llama.sh disable=SC2119
 . "$KVT_SOURCE/tests/lib/llama.sh"
 need_model
@@ -126,5 +127,24 @@ done
 text_of "$dir/shift.stock" >"$dir/text"
 text_of "$dir/shift.ours" | cmp - "$dir/text" || wrong "another story after a context shift"
 [ "$(grep -c . "$dir/shift.ours")" -gt 400 ] || wrong "no 400 tokens after a context shift"
+
+# ---- a prompt that a slot has already: its last token alone is computed, and gives the bits that all of it gave ----
+if begin cached "${vars[@]}" -- "${on[@]}" -c 1024 -np 1; then
+	for n in 63 64 65 127 128 129 191 192 193; do # blocks of 64 rows
+		ids=$(seq 1 "$n" | awk '{ print 3 + $1 * 37 % 200 }' | paste -sd,)
+		for cached in false true; do
+			ask completion "{\"prompt\":[$ids],\"n_predict\":12,\"temperature\":0,\"n_probs\":3,\"cache_prompt\":$cached}" \
+				>"$dir/answer"
+			perl -MJSON::PP -0777 -ne '$j = decode_json($_); print "$j->{timings}{prompt_n}\n"; print $j->{content}, "\n";
+				print join(" ", map { "$_->{id} $_->{logprob}" } @{$_->{top_logprobs}}), "\n"
+				for @{$j->{completion_probabilities}}' <"$dir/answer" >"$dir/cached.$cached"
+		done
+		[ "$(head -n 1 "$dir/cached.false") $(head -n 1 "$dir/cached.true")" = "$n 1" ] ||
+			wrong "$n tokens: $(head -qn 1 "$dir/cached.false" "$dir/cached.true" | xargs) were computed, not $n and 1"
+		[ "$(grep -c . "$dir/cached.true")" -ge 12 ] || wrong "$n tokens: $(cat "$dir/answer")"
+		cmp <(tail -n +2 "$dir/cached.false") <(tail -n +2 "$dir/cached.true") || wrong "$n tokens: other bits with the prompt cached"
+	done
+fi
+stop
 rm -rf "$dir" "$TMPDIR/server.log"
 exit $failed
