@@ -342,6 +342,15 @@ static double now(void)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+#define TIMES 16
+
+static int shorter(const void *a, const void *b)
+{
+	const double x = *(const double *)a, y = *(const double *)b;
+
+	return x < y ? -1 : x > y;
+}
+
 /*
  * A prompt of 128K tokens in a large tree, in the smallest chunks that are usual. What is on the way of
  * every request takes at most a few times as long as reading the prompt and its copy in the tree once.
@@ -350,8 +359,8 @@ START_TEST(a_long_prompt_is_found_at_once)
 {
 	const uint32_t chunk = 32, per = 4096, n = chunk * per;
 	const uint32_t prompts = getenv("KVT_TEST_BIG") ? 244 : test_rounds(24, 2, 1), capacity = prompts * per;
-	uint32_t *tokens = malloc(n * sizeof(*tokens)), parent, root, differs = 0;
-	double start, insert = 1e9, find = 1e9, read = 1e9, t;
+	uint32_t *tokens = malloc(n * sizeof(*tokens)), parent, root, differs = 0, found = 0, covered = 0;
+	double start, insert[TIMES], find[TIMES], read[TIMES];
 	struct kvt_root_key key = root_key(0);
 	struct kvt_tree_path path;
 	struct kvt_tree *tree;
@@ -369,14 +378,14 @@ START_TEST(a_long_prompt_is_found_at_once)
 				kvt_tree_fetch(tree, root, parent, tokens + at, (n - at) / chunk);
 			if (kvt_tree_child(tree, root, parent, tokens + at, chunk) == KVT_TREE_NONE)
 				parent = kvt_tree_add(tree, root, parent, tokens + at, chunk, KVT_TIER_RAM);
+			covered += kvt_tree_covered(tree, parent) != KVT_TREE_NONE;
 		}
 		kvt_tree_turn(tree);
 		for (uint32_t node = parent; node != path.parent; node = tree->nodes[node].parent)
 			kvt_tree_use(tree, node, &(struct kvt_content){ .kind = 1 });
-		t = now() - start;
-		insert = t < insert ? t : insert;
+		insert[p % TIMES] = now() - start; /* the last ones', when the tree is large */
 	}
-	for (uint32_t p = 0; p < prompts; p += prompts / 12 + 1) {
+	for (uint32_t p = 0; p < prompts; p += prompts / TIMES + 1) {
 		for (uint32_t i = 0; i < n; i++)
 			tokens[i] = (i < 1000 ? 0 : p) * 7919 + i;
 		start = now();
@@ -385,22 +394,25 @@ START_TEST(a_long_prompt_is_found_at_once)
 		for (uint32_t node = path.node; node != KVT_TREE_NONE; node = tree->nodes[node].parent)
 			kvt_tree_use(tree, node, NULL);
 		kvt_tree_pin(tree, path.node);
-		t = now() - start;
-		find = t < find ? t : find;
+		find[found] = now() - start;
 		kvt_tree_unpin(tree, path.node);
 		ck_assert_uint_eq(path.tokens, n);
 		start = now();
 		for (uint32_t i = 0; i < n; i++) /* any other prompt's tokens */
 			differs += tokens[i] != tree->tokens[(uint64_t)(p + prompts / 2) % prompts * n + i];
-		t = now() - start;
-		read = t < read ? t : read;
+		read[found++] = now() - start;
 	}
-	printf("prompt of 128K tokens in a tree of %u chunks: found in %.3f ms, inserted in %.3f ms; reading both %.3f ms; %.0f bytes a chunk of %u tokens (%u)\n",
-	       tree->used, find * 1e3, insert * 1e3, read * 1e3,
+	ck_assert_uint_eq(covered, 0);
+	qsort(find, found, sizeof(*find), shorter);
+	qsort(read, found, sizeof(*read), shorter);
+	qsort(insert, prompts < TIMES ? prompts : TIMES, sizeof(*insert), shorter);
+	printf("prompt of 128K tokens in a tree of %u chunks: found in %.3f ms (half of the times in %.3f), inserted in %.3f ms (%.3f); reading both %.3f ms; %.0f bytes a chunk of %u tokens (%u)\n",
+	       tree->used, find[0] * 1e3, find[found / 2] * 1e3, insert[0] * 1e3,
+	       insert[(prompts < TIMES ? prompts : TIMES) / 2] * 1e3, read[0] * 1e3,
 	       (double)kvt_tree_bytes(chunk, capacity, &kvt_policy_auto) / capacity, chunk, differs > 0);
 	if (!test_sanitized()) {
-		ck_assert_msg(find < 60 * read, "found in %.1f times the time of reading", find / read);
-		ck_assert_msg(insert < 120 * read, "inserted in %.1f times the time of reading", insert / read);
+		ck_assert_msg(find[0] < 60 * read[0], "found in %.1f times the time of reading", find[0] / read[0]);
+		ck_assert_msg(insert[0] < 120 * read[0], "inserted in %.1f times the time of reading", insert[0] / read[0]);
 	}
 	kvt_tree_destroy(tree);
 	free(tokens);

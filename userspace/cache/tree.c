@@ -187,6 +187,15 @@ uint64_t kvt_tree_bytes(uint32_t chunk, uint32_t capacity, const struct kvt_poli
 	return sizeof(t) + lay_out(&t, chunk, capacity, NULL) + ops->bytes(&policy);
 }
 
+/* Large pages, where there are any: nodes are found all over it. */
+static void spread_out(void *from, uint64_t bytes)
+{
+	uint64_t skip = -(uintptr_t)from % 4096;
+
+	if (bytes > skip)
+		madvise((uint8_t *)from + skip, bytes - skip, MADV_HUGEPAGE);
+}
+
 int kvt_tree_create(uint32_t chunk, uint32_t capacity, uint64_t seed, const struct kvt_policy_ops *ops,
 		    const struct kvt_policy_params *costs, struct kvt_tree **tree)
 {
@@ -211,7 +220,8 @@ int kvt_tree_create(uint32_t chunk, uint32_t capacity, uint64_t seed, const stru
 		return kvt_fail(-ENOMEM, "no memory for a prefix tree of %u chunks", capacity);
 	}
 	lay_out(t, chunk, capacity, t->map);
-	madvise(t->map, t->map_bytes, MADV_HUGEPAGE); /* where there are any: nodes are found all over it */
+	spread_out(t->map, t->map_bytes);
+	spread_out(t->policy, ops->bytes(&policy));
 	for (uint32_t i = 0; i <= chunk; i++)
 		t->key[i] = (uint32_t)(mix(seed + i * 0x9E3779B97F4A7C15ull) >> 32);
 	*tree = t;
@@ -571,9 +581,12 @@ uint32_t kvt_tree_add(struct kvt_tree *t, uint32_t root, uint32_t parent, const 
 uint32_t kvt_tree_covered(struct kvt_tree *t, uint32_t node)
 {
 	const struct kvt_tree_node *v = &t->nodes[node];
+	uint32_t top = *siblings(t, v->root, v->parent);
 	struct gap g;
 
-	find_gap(t, *siblings(t, v->root, v->parent), kvt_tree_tokens(t, node), v->n, &g);
+	if (top == node && v->left == NONE)
+		return NONE; /* most have no siblings */
+	find_gap(t, top, kvt_tree_tokens(t, node), v->n, &g);
 	if (g.before == NONE || g.before_shared < t->nodes[g.before].n || kvt_tree_busy(t, g.before))
 		return NONE;
 	return g.before;
