@@ -49,9 +49,8 @@ void rig_prompt(uint32_t *tokens, uint32_t n, uint32_t talk, uint32_t fork);
 /* A sequence's tokens become tokens [n], and the new ones' rows are written. */
 void rig_extend(struct prefix_rig *r, uint32_t root, struct kvt_seq *seq, const uint32_t *tokens, uint32_t n);
 
-/* Its rows are what they should be. False, with a line on stdout: they are not. */
-bool rig_right(struct prefix_rig *r, uint32_t root, struct kvt_seq *seq, const uint32_t *tokens, uint32_t n);
-void rig_expect(struct prefix_rig *r, uint32_t root, struct kvt_seq *seq, const uint32_t *tokens, uint32_t n);
+/* Its tokens and rows are what they should be. */
+void rig_expect(uint32_t root, struct kvt_seq *seq, const uint32_t *tokens, uint32_t n);
 
 /* Compute a prompt as a request would, what is known being shared, and keep it. */
 void rig_compute(struct prefix_rig *r, uint32_t root, const uint32_t *tokens, uint32_t n);

@@ -31,10 +31,10 @@ START_TEST(a_hit_gives_what_was_written)
 	ck_assert(!kvt_seq_create(r.cache, &seq));
 	ck_assert_int_eq(kvt_prefix_attach(r.cache, &m, n, seq), n - 5);
 	kvt_prefix_release(r.cache, &m);
-	rig_expect(&r, 0, seq, tokens, n - 5);
+	rig_expect(0, seq, tokens, n - 5);
 	/* it goes on from there; nobody else sees that */
 	rig_extend(&r, 0, seq, tokens, n);
-	rig_expect(&r, 0, seq, tokens, n);
+	rig_expect(0, seq, tokens, n);
 	tokens[n - 5]--;
 	rig_serve(&r, 0, tokens, n, n);
 	kvt_seq_free(seq);
@@ -101,10 +101,10 @@ START_TEST(evicts_what_was_asked_for)
 	ck_assert_int_eq(kvt_prefix_evict(r.cache, KVT_TIER_DISK, 1000), bytes);
 	ck_assert(!kvt_seq_create(r.cache, &seq));
 	ck_assert_int_eq(kvt_prefix_attach(r.cache, &m, 128, seq), 128);
-	rig_expect(&r, 0, seq, tokens[0], 128);
+	rig_expect(0, seq, tokens[0], 128);
 	kvt_prefix_release(r.cache, &m);
 	ck_assert_int_eq(kvt_prefix_evict(r.cache, KVT_TIER_RAM, 1000), 2);
-	rig_expect(&r, 0, seq, tokens[0], 128); /* the sequence's own references */
+	rig_expect(0, seq, tokens[0], 128); /* the sequence's own references */
 	kvt_seq_free(seq);
 	rig_free(&r);
 }

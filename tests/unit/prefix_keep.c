@@ -746,7 +746,7 @@ START_TEST(random_work_and_reopening)
 			ck_assert_int_ge(kvt_prefix_attach(r.cache, &held[n_held], 256, seq), 0);
 			for (uint32_t t = 0; t < kvt_seq_len(seq); t++)
 				ck_assert(!kvt_seq_tokens(seq, t, 1, &tokens[t]));
-			rig_expect(&r, 0, seq, tokens, kvt_seq_len(seq));
+			rig_expect(0, seq, tokens, kvt_seq_len(seq));
 			kvt_prefix_release(r.cache, &held[n_held]);
 			kvt_seq_free(seq);
 			break;
