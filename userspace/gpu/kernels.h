@@ -98,6 +98,54 @@ struct kvt_advance_args {
 };
 
 /*
+ * "engine": what a Llama layer does beside attention, bit for bit what
+ * engines/ref does on the CPU (engine_math.h). Any one-dimensional grid does the
+ * whole work. A matrix W [n][k] is in panels of 32 outputs: W[j][i] is
+ * w[(j / 32 * k + i) * 32 + j % 32], zeros where there is no output.
+ */
+#define KVT_PANEL 32
+#define KVT_EMBED_MAX 64
+
+/* "embed": x[t] = row ids[t] of W. */
+struct kvt_embed_args {
+	uint64_t x; /* [n][k] f32 */
+	uint64_t w;
+	uint32_t n, k;
+	uint32_t ids[KVT_EMBED_MAX];
+};
+
+enum kvt_gemm_before { KVT_GEMM_AS_IT_IS, KVT_GEMM_NORM, KVT_GEMM_SILU };
+
+/*
+ * "gemm_row" (blocks of 256 threads, for a few rows) and "gemm_tile" (of 128):
+ * y = f(x) W^T, each output one chain of fused multiply-adds over k, ascending,
+ * from +0. f is RMSNorm, or SwiGLU of k gates and the k ups behind them.
+ */
+struct kvt_gemm_args {
+	uint64_t x;	   /* [rows], x_stride floats apart */
+	uint64_t w;	   /* 16-byte aligned */
+	uint64_t y;	   /* [rows], y_stride floats apart */
+	uint64_t weight;   /* [k] of RMSNorm */
+	uint32_t rows, n, k;
+	uint32_t x_stride, y_stride;
+	uint32_t before;   /* enum kvt_gemm_before */
+	uint32_t add;	   /* 1: to what y holds */
+	float eps;	   /* of RMSNorm */
+};
+
+/*
+ * "rope": in each of n rows, query heads are turned into q, KV heads where they
+ * are, rotate-half: pairs (i, i + dim / 2). The rows are a sequence's last.
+ */
+struct kvt_rope_args {
+	uint64_t qkv;	 /* [n][heads + 2 kv_heads][dim] f32 */
+	uint64_t q;	 /* [n][heads][dim] f32 */
+	uint64_t angles; /* [positions][dim] f32: dim / 2 cosines, then as many sines */
+	uint64_t rows;	 /* [1] u32: the sequence's */
+	uint32_t n, heads, kv_heads, dim;
+};
+
+/*
  * "attend": attention over paged rows, for a batch of sequences; what is asked
  * is kvt_attend()'s contract (kvtier.h). Which kernels to launch, on what grid,
  * with how much shared memory and scratch: gpu/attend.h.

@@ -6,6 +6,7 @@
 #include "base/err.h"
 #include "codec/codec.h"
 #include "gpu/attend.h"
+#include "gpu/engine.h"
 #include "gpu/gpu.h"
 #include "gpu/kernels.h"
 
@@ -115,6 +116,7 @@ static int block_advance(struct kvt_dim3 grid, struct kvt_dim3 block, void *cons
 }
 
 #define TWIN(module, function) { #module, #function, 1, module##_##function, { sizeof(struct kvt_##function##_args) } }
+#define ENGINE(function, args) { "engine", #function, 1, kvt_engine_twin_##args, { sizeof(struct kvt_##args##_args) } }
 #define ATTEND(function, twin) { "attend", #function, 1, kvt_attend_twin_##twin, { sizeof(struct kvt_attend_args) } }
 
 const struct kvt_twin_entry kvt_twins[] = {
@@ -124,6 +126,10 @@ const struct kvt_twin_entry kvt_twins[] = {
 	TWIN(block, extend),
 	TWIN(block, set),
 	TWIN(block, advance),
+	ENGINE(embed, embed),
+	ENGINE(gemm_row, gemm),
+	ENGINE(gemm_tile, gemm),
+	ENGINE(rope, rope),
 	ATTEND(decode_f16_64, decode),
 	ATTEND(decode_f16_128, decode),
 	ATTEND(decode_f16_256, decode),
