@@ -297,6 +297,16 @@ void kvt_batch_detach(struct kvt_batch *b)
 	b->pending.n = 0;
 }
 
+/* KV rows that launches are sized for when sequences have @rows. */
+static uint64_t rows_covered(uint64_t rows)
+{
+	uint64_t most = 4096;
+
+	while (most < rows)
+		most *= 2;
+	return most;
+}
+
 /* Sizes of launches cover growth; when they no longer do, what was captured is captured anew. */
 static void fit_rows(struct kvt_batch *b)
 {
@@ -306,8 +316,7 @@ static void fit_rows(struct kvt_batch *b)
 		rows += b->seqs[i]->len;
 	if (rows <= b->rows_most)
 		return;
-	for (b->rows_most = 4096; b->rows_most < rows; b->rows_most *= 2)
-		;
+	b->rows_most = rows_covered(rows);
 	b->epoch++;
 }
 
@@ -539,6 +548,45 @@ int kvt_batch_wait(struct kvt_batch *b)
 
 /* ---- life ---- */
 
+/* 64-bit words on the device; in @host, bytes of the host's copies. */
+static uint64_t table_words(uint64_t max_seqs, uint64_t n_planes, uint64_t stride, uint64_t *host)
+{
+	const struct kvt_batch *b;
+
+	*host = sizeof(*b) + max_seqs * sizeof(*b->seqs) + (max_seqs + 2) * sizeof(*b->counts) +
+		max_seqs * n_planes * sizeof(*b->open) + stride * sizeof(*b->line) + n_planes * sizeof(*b->zeros_hash);
+	return max_seqs / 2 + 1 + (max_seqs + 1) / 2 + 2 * n_planes * max_seqs * stride;
+}
+
+int64_t kvt_batch_scratch(const struct kvt_cache_params *p, const struct kvt_batch_params *batch, uint32_t n_heads)
+{
+	const struct kvt_plane_params *plane = p->planes;
+	const uint64_t row = kvt_codec_bytes(plane->codec, (uint64_t)plane->heads * plane->head_dim);
+	const struct kvt_attend_device device = { 0 };
+	struct kvt_attend_limits limits = { .rows = rows_covered((uint64_t)batch->max_seqs * p->max_tokens) };
+	struct kvt_attend_args args = {
+		.n_seqs = batch->max_seqs, .heads = n_heads, .kv_heads = plane->heads, .k_dim = plane->head_dim,
+		.v_dim = plane->head_dim, .k_block_rows = (uint32_t)(p->block_bytes / row), .k_row_bytes = (uint32_t)row,
+		.codec = plane->codec, .scale = 1,
+	};
+	struct kvt_attend_recipe recipe = { .n = 2 };
+	uint64_t words, host, most = 0;
+	int ret = 0;
+
+	args.v_block_rows = args.k_block_rows;
+	args.v_row_bytes = args.k_row_bytes;
+	/* steps of more tokens are not divided over splits, which is what takes scratch */
+	for (uint32_t n = 1; !ret && n <= batch->max_tokens && recipe.n == 2; n++) {
+		limits.tokens = limits.seq_tokens = n;
+		ret = kvt_attend_recipe(&device, &limits, &args, &recipe);
+		most = !ret && recipe.scratch_bytes > most ? recipe.scratch_bytes : most;
+	}
+	if (ret)
+		return ret;
+	words = table_words(batch->max_seqs, p->n_planes, (p->max_tokens + args.k_block_rows - 1) / args.k_block_rows, &host);
+	return (int64_t)(8 * words + host + most + 256);
+}
+
 /* What tables and scratch take of gpu_scratch_bytes, the host's copies included. */
 static int take(struct kvt_batch *b)
 {
@@ -551,10 +599,7 @@ static int take(struct kvt_batch *b)
 			b->stride = c->planes[i].table_len;
 	b->tokens_words = b->max_seqs / 2 + 1;
 	b->rows_words = (b->max_seqs + 1) / 2;
-	words = b->tokens_words + b->rows_words + 2ull * c->n_planes * b->max_seqs * b->stride;
-	host = sizeof(*b) + b->max_seqs * sizeof(*b->seqs) + (b->max_seqs + 2ull) * sizeof(*b->counts) +
-	       (uint64_t)b->max_seqs * c->n_planes * sizeof(*b->open) + b->stride * sizeof(*b->line) +
-	       c->n_planes * sizeof(*b->zeros_hash);
+	words = table_words(b->max_seqs, c->n_planes, b->stride, &host);
 	if (words > UINT32_MAX || 8 * words + host > c->gpu_scratch_bytes)
 		return kvt_fail(-ENOMEM, "a batch of %u sequences takes %llu bytes for tables, and scratch for attention; gpu_scratch_bytes is %llu",
 				b->max_seqs, (unsigned long long)(8 * words + host), (unsigned long long)c->gpu_scratch_bytes);

@@ -13,4 +13,11 @@ struct kvt_gpu *kvt_batch_gpu(const struct kvt_batch *batch);
 kvt_dptr kvt_batch_tokens(const struct kvt_batch *batch);
 kvt_dptr kvt_batch_rows(const struct kvt_batch *batch);
 
+/*
+ * The gpu_scratch_bytes that a batch of a cache of @params takes, whose planes
+ * are all alike, with attention of @n_heads query heads; block_bytes and what the
+ * batch has at most are not 0. -EINVAL: the GPU has no such attention, and why.
+ */
+int64_t kvt_batch_scratch(const struct kvt_cache_params *params, const struct kvt_batch_params *batch, uint32_t n_heads);
+
 #endif

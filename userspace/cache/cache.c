@@ -353,6 +353,21 @@ int64_t kvt_cache_min_ram(const struct kvt_cache_params *params)
 	return ret;
 }
 
+int64_t kvt_cache_min_gpu(const struct kvt_cache_params *params)
+{
+	struct kvt_cache_params p;
+	struct plan plan = { 0 };
+	int64_t ret = kvt_params_copy(&p, sizeof(p), offsetof(struct kvt_cache_params, prefix_bytes), params, "cache parameters");
+
+	p.gpu_bytes = p.gpu_scratch_bytes + (1ull << 40); /* enough */
+	if (!ret)
+		ret = make_plan(&plan, &p, true);
+	if (!ret)
+		ret = (int64_t)(kvt_store_gpu_overhead(&plan.store) + p.gpu_scratch_bytes + plan.p.block_bytes);
+	plan_free(&plan);
+	return ret;
+}
+
 static int divide_ram(struct plan *plan)
 {
 	uint64_t ram = plan->p.ram_bytes, least;

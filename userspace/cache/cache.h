@@ -93,6 +93,9 @@ static inline uint64_t kvt_entry_key(const struct kvt_cache *cache, const uint32
 /* Give an entry's block up, and the name that it has by it. */
 void kvt_table_put(struct kvt_cache *cache, uint32_t *entry);
 
+/* The smallest gpu_bytes with which a cache of @params has a gpu tier: gpu_scratch_bytes, staging and a block. Or an errno. */
+int64_t kvt_cache_min_gpu(const struct kvt_cache_params *params);
+
 /* Take over what the store found in a warm pool. */
 void kvt_cache_recover(struct kvt_cache *cache);
 
