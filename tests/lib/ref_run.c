@@ -6,13 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cache/cache.h"
+#include "cache/batch.h"
 
 #define PLENTY (64u << 20)
 
 static struct kvt_cache *open_cache(const struct ref_model *m, const struct ref_how *how, uint32_t tokens, uint32_t chunk)
 {
 	struct kvt_plane_params *planes = calloc(2 * m->config.layers, sizeof(*planes));
+	const struct kvt_batch_params batch = { .size = sizeof(batch), .max_seqs = 1, .max_tokens = chunk };
 	struct kvt_cache_params p = KVT_INIT(p);
 	struct kvt_cache *cache;
 	int64_t least;
@@ -30,6 +31,13 @@ static struct kvt_cache *open_cache(const struct ref_model *m, const struct ref_
 	p.max_tokens = tokens;
 	p.max_query_rows = chunk;
 	p.max_query_heads = m->config.heads;
+	if (how->on_gpu) {
+		p.block_bytes = how->block ? how->block : 65536;
+		least = kvt_batch_scratch(&p, &batch, m->config.heads);
+		ck_assert_msg(least >= 0, "%s: %s", how->name, kvt_last_error());
+		p.gpu_scratch_bytes = (uint64_t)least;
+		p.gpu_bytes = (uint64_t)kvt_cache_min_gpu(&p) + how->gpu;
+	}
 	least = kvt_cache_min_ram(&p);
 	ck_assert_msg(least >= 0, "%s: %s", how->name, kvt_last_error());
 	p.ram_bytes = (uint64_t)(least + (how->ram == 0 ? PLENTY : how->ram < 0 ? 0 : how->ram));
@@ -45,7 +53,7 @@ float *ref_run(const struct ref_model *m, const struct ref_how *how, const uint3
 	struct kvt_cache *cache = open_cache(m, how, total, chunk);
 	float *logits = malloc((size_t)total * vocab * sizeof(*logits));
 	const struct ref_engine_params params = { .model = m, .cache = cache, .gpu = how->scratch, .tokens = chunk,
-						  .logits = chunk, .isa = how->isa };
+						  .logits = chunk, .isa = how->isa, .on_gpu = how->on_gpu };
 	struct ref_engine *engine;
 	const float *rows;
 	struct kvt_seq *seq;

@@ -10,11 +10,12 @@
 struct ref_how {
 	const char *name; /* for messages */
 	uint32_t codec;	  /* the one thing that does matter: enum kvt_codec */
-	uint64_t gpu, pinned, disk, block; /* bytes */
+	uint64_t gpu, pinned, disk, block; /* bytes; with @on_gpu, @gpu beyond the least */
 	int64_t ram;	  /* 0: plenty; else bytes beyond the least that works, -1: none beyond */
 	uint32_t threads, chunk, io;
 	const char *isa;
 	struct kvt_gpu *tier;	 /* what the gpu tier lives on */
+	bool on_gpu;		 /* compute there */
 	struct kvt_gpu *scratch; /* what the engine's scratch lives on */
 	void (*started)(void);	 /* called when everything is there, before the first token */
 	void (*ended)(void);	 /* behind the last one, before anything goes */

@@ -154,7 +154,10 @@ void ref_fingerprint(const struct ref_model *model, uint8_t fingerprint[KVT_FING
 int ref_gguf_config(const struct kvt_weights *w, struct ref_config *config);
 int ref_gguf_tokenizer(const struct kvt_weights *w, const struct ref_config *config, struct ref_tokenizer **tokenizer);
 
-/* ---- forward.c: tokens in, logits out, through a kvtier cache ---- */
+/* Of @position: [head_dim / 2] cosines, then sines. */
+void ref_angles(const struct ref_model *model, uint32_t position, float *angles);
+
+/* ---- forward.c, and forward_gpu.c: tokens in, logits out, through a kvtier cache ---- */
 
 struct ref_engine;
 
@@ -170,11 +173,27 @@ struct ref_engine_params {
 	uint32_t tokens;     /* of a call, at most */
 	uint32_t logits;     /* rows of logits of a call, at most; 0: 1 */
 	const char *isa;     /* as ref_kernels() */
+	bool on_gpu;	     /* compute on what the gpu tier lives on; @gpu and @isa have no use then */
 };
 
-/* All memory is taken here, scratch by one allocation. Calls are for any sequence of the cache, one at a time. */
+/*
+ * What an engine with @on_gpu takes of its GPU beside the cache, in bytes, where
+ * sequences have at most @positions tokens. The cache's gpu_scratch_bytes:
+ * kvt_batch_scratch() for one sequence.
+ */
+int64_t ref_gpu_bytes(const struct ref_config *config, uint32_t positions, uint32_t tokens, uint32_t logits);
+
+/*
+ * All memory is taken here, scratch by one allocation. Calls are for any sequence
+ * of the cache, one at a time. @on_gpu: -ENOMEM before anything is taken that the
+ * GPU cannot hold; no other call is for the sequence of the last ref_forward()
+ * before ref_engine_rest().
+ */
 int ref_engine_create(const struct ref_engine_params *params, struct ref_engine **engine);
 void ref_engine_free(struct ref_engine *engine);
+
+/* Sequences are free for other calls, and hold what was appended. */
+void ref_engine_rest(struct ref_engine *engine);
 
 /*
  * Append @n tokens to @seq and give the logits behind the last @n_logits of

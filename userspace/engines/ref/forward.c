@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "base/err.h"
-#include "engines/ref/engine.h"
+#include "engines/ref/forward_gpu.h"
 #include "runtime/scratch.h"
 
 #define ROWS_A_TASK 8
@@ -20,6 +20,7 @@
 
 struct ref_engine {
 	const struct ref_model *model;
+	struct ref_gpu *on_gpu; /* computes instead of what follows; NULL: the CPU does */
 	struct kvt_cache *cache;
 	const struct ref_kernels *kernels;
 	struct kvt_gpu *gpu;
@@ -101,6 +102,10 @@ int ref_engine_create(const struct ref_engine_params *p, struct ref_engine **eng
 	e->gpu = p->gpu;
 	e->most_tokens = p->tokens;
 	e->most_logits = p->logits ? p->logits : 1;
+	if (p->on_gpu) {
+		err = ref_gpu_create(p, &e->on_gpu);
+		goto done;
+	}
 	e->kernels = ref_kernels(p->isa);
 	if (!e->kernels)
 		err = kvt_fail(-EINVAL, "this CPU or build has no %s kernels", p->isa);
@@ -112,6 +117,7 @@ int ref_engine_create(const struct ref_engine_params *p, struct ref_engine **eng
 	}
 	if (!err)
 		err = take_scratch(e);
+done:
 	if (err)
 		ref_engine_free(e);
 	else
@@ -123,10 +129,17 @@ void ref_engine_free(struct ref_engine *e)
 {
 	if (!e)
 		return;
+	ref_gpu_free(e->on_gpu);
 	kvt_arena_destroy(e->arena);
 	if (e->owns_gpu)
 		kvt_gpu_close(e->gpu);
 	free(e);
+}
+
+void ref_engine_rest(struct ref_engine *e)
+{
+	if (e->on_gpu)
+		ref_gpu_rest(e->on_gpu);
 }
 
 /* ---- work for the cache's threads ---- */
@@ -199,19 +212,24 @@ static void gemm(struct ref_engine *e, const struct ref_matrix *w, const float *
 
 /* ---- what a layer does to one token's row ---- */
 
-static void row_embed(struct ref_engine *e, uint32_t i)
+void ref_angles(const struct ref_model *m, uint32_t position, float *angles)
 {
-	const struct ref_config *c = &e->model->config;
-	const uint32_t half = c->head_dim / 2;
-	float *angles = e->angles + (size_t)i * c->head_dim;
+	const uint32_t half = m->config.head_dim / 2;
 
-	ref_matrix_row(&e->model->embed, e->ids[i], e->x + (size_t)i * c->hidden);
 	for (uint32_t j = 0; j < half; j++) {
-		double angle = e->model->frequency[j] * (e->first + i);
+		double angle = m->frequency[j] * position;
 
 		angles[j] = (float)cos(angle);
 		angles[half + j] = (float)sin(angle);
 	}
+}
+
+static void row_embed(struct ref_engine *e, uint32_t i)
+{
+	const struct ref_config *c = &e->model->config;
+
+	ref_matrix_row(&e->model->embed, e->ids[i], e->x + (size_t)i * c->hidden);
+	ref_angles(e->model, e->first + i, e->angles + (size_t)i * c->head_dim);
 }
 
 /* @to = norm of row @i of the residual stream */
@@ -323,6 +341,8 @@ int ref_forward(struct ref_engine *e, struct kvt_seq *seq, const uint32_t *token
 	for (uint32_t i = 0; i < n; i++)
 		if (tokens[i] >= c->vocab)
 			return kvt_fail(-EINVAL, "token id %u, the model has %u", tokens[i], c->vocab);
+	if (e->on_gpu)
+		return ref_gpu_forward(e->on_gpu, seq, e->first, tokens, n, n_logits, logits);
 	err = kvt_seq_append(seq, tokens, n);
 	if (err)
 		return err;
