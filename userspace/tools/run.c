@@ -13,8 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "attention/attend.h"
 #include "base/err.h"
+#include "cache/batch.h"
 #include "engines/ref/engine.h"
+#include "kvtier-arena.h"
 #include "runtime/loader.h"
 #include "tools/measure.h"
 #include "tools/outfile.h"
@@ -34,7 +37,10 @@ struct run {
 	uint32_t max_new, generated, chunk;
 	uint32_t cached; /* of the prompt's, from earlier runs */
 	uint8_t fingerprint[KVT_FINGERPRINT];
+	uint64_t row_bytes; /* of a plane */
 	struct kvt_plane_params *planes;
+	struct kvt_gpu *gpu; /* NULL: the cache's, if it has any */
+	bool on_gpu;	     /* it computes */
 	struct kvt_cache *cache;
 	struct kvt_seq *seq;
 	struct ref_engine *engine;
@@ -119,11 +125,82 @@ static int read_prompt(struct run *r)
 /* ---- budgets ---- */
 
 /* Bytes of the blocks that @tokens tokens fill. */
-static uint64_t blocks_bytes(const struct run *r, uint64_t tokens, uint64_t row_bytes)
+static uint64_t blocks_bytes(const struct run *r, uint64_t tokens)
 {
-	uint64_t rows = r->o.block / row_bytes;
+	uint64_t rows = r->o.block / r->row_bytes;
 
 	return rows ? (tokens + rows - 1) / rows * r->o.block * 2 * r->model->config.layers : 0;
+}
+
+/*
+ * A GPU computes where the gpu tier is to live on one: --backend cuda, or auto
+ * with --gpu-bytes; the CPU does what it cannot. Sets the scratch that takes.
+ */
+static int choose_gpu(struct run *r, struct kvt_cache_params *p)
+{
+	const struct kvt_batch_params batch = { .size = sizeof(batch), .max_seqs = 1, .max_tokens = r->chunk };
+	const bool wanted = r->o.gpu != RUN_UNSET && r->o.gpu;
+	int64_t scratch;
+	int err;
+
+	if (r->o.untiered || (r->o.backend != KVT_BACKEND_CUDA && (r->o.backend != KVT_BACKEND_AUTO || !wanted)))
+		return 0;
+	err = r->o.backend == KVT_BACKEND_CUDA ? kvt_gpu_open(KVT_BACKEND_CUDA, 0, &r->gpu) : kvt_gpu_cuda_open(0, &r->gpu);
+	if (err) /* what the gpu tier lives on then, the cache says */
+		return r->o.backend == KVT_BACKEND_CUDA ? err : 0;
+	if (r->o.gpu != RUN_UNSET && !wanted)
+		return 0;
+	if (r->o.warm) {
+		fprintf(stderr, "kvtier run: note: the CPU computes: what --warm keeps is in the ram tier, which a GPU does not read\n");
+		return 0;
+	}
+	scratch = kvt_batch_scratch(p, &batch, r->model->config.heads);
+	if (scratch < 0) {
+		fprintf(stderr, "kvtier run: note: the CPU computes: %s\n", kvt_last_error());
+		return 0;
+	}
+	p->gpu_scratch_bytes = (uint64_t)scratch;
+	r->on_gpu = true;
+	return 0;
+}
+
+/*
+ * The GPU reads blocks in its memory and in pinned memory: what was not given
+ * is as much of its memory as is free and useful, and pinned memory for the rest.
+ */
+static int choose_gpu_budgets(const struct run *r, uint64_t all, struct kvt_cache_params *p)
+{
+	const struct run_options *o = &r->o;
+	const int64_t model = ref_gpu_bytes(&r->model->config, p->max_tokens, r->chunk, 1), least = kvt_cache_min_gpu(p);
+	uint64_t physical = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), room, total, wanted, held;
+	int err = model < 0 ? (int)model : least < 0 ? (int)least : r->gpu->ops->mem_info(r->gpu, &room, &total);
+
+	if (err)
+		return err;
+	if (o->gpu != RUN_UNSET && o->gpu < (uint64_t)least)
+		return kvt_fail(-ENOMEM, "gpu_bytes is %llu bytes: at least %llu are needed (%llu of them tables and scratch of attention); the model's %llu come on top",
+				(unsigned long long)o->gpu, (unsigned long long)least, (unsigned long long)p->gpu_scratch_bytes,
+				(unsigned long long)model);
+	/* some is left to the driver and to others */
+	room -= room / 16;
+	room = room > (uint64_t)model ? room - (uint64_t)model : 0;
+	p->gpu_bytes = o->gpu != RUN_UNSET ? o->gpu : (uint64_t)least + all;
+	wanted = o->gpu != RUN_UNSET ? o->gpu : (uint64_t)least;
+	if (wanted > room)
+		return kvt_fail(-ENOMEM, "%s: the model takes %llu bytes of GPU memory and the cache %llu (gpu_bytes): %llu are free",
+				r->gpu->description, (unsigned long long)model, (unsigned long long)wanted,
+				(unsigned long long)room + (uint64_t)model);
+	if (p->gpu_bytes > room)
+		p->gpu_bytes = room;
+	held = p->gpu_bytes - (uint64_t)least;
+	if (o->pinned != RUN_UNSET || held >= all)
+		return 0;
+	/* not all host frames may hold what is nowhere else: store/internal.h, dirty_max */
+	p->pinned_bytes = all - held + (2 * kvt_split_blocks((uint32_t)(o->block / r->row_bytes)) + 2) * o->block;
+	if (p->pinned_bytes > physical / 4)
+		return kvt_fail(-ENOMEM, "%llu bytes of the cache are beside gpu_bytes, in pinned memory: more than a quarter of this machine's: give pinned_bytes",
+				(unsigned long long)p->pinned_bytes);
+	return 0;
 }
 
 /* What was not given: everything in RAM if that is a quarter of the machine's at most; and room on disk for all. */
@@ -135,7 +212,13 @@ static int choose_budgets(const struct run *r, uint64_t all, struct kvt_cache_pa
 
 	p->gpu_bytes = o->gpu == RUN_UNSET ? 0 : o->gpu;
 	p->pinned_bytes = o->pinned == RUN_UNSET ? 0 : o->pinned;
-	p->disk_bytes = o->untiered ? 0 :
+	if (r->on_gpu) {
+		int err = choose_gpu_budgets(r, all, p);
+
+		if (err)
+			return err;
+	}
+	p->disk_bytes = o->untiered || (r->on_gpu && o->disk == RUN_UNSET && !o->store) ? 0 :
 			o->disk != RUN_UNSET ? o->disk : (o->store ? KEPT_PROMPTS * all : all) + SPARE_SLOTS * o->block;
 	if (o->store) {
 		/* as many chunks as the directory can hold, and the tails of some prompts */
@@ -152,7 +235,7 @@ static int choose_budgets(const struct run *r, uint64_t all, struct kvt_cache_pa
 	if (least < 0)
 		return (int)least;
 	p->ram_bytes = (uint64_t)least;
-	if (o->gpu != RUN_UNSET || o->pinned != RUN_UNSET)
+	if (r->on_gpu || o->gpu != RUN_UNSET || o->pinned != RUN_UNSET)
 		return 0;
 	/* with what a frame costs beside its bytes */
 	whole = (uint64_t)least + all + all / o->block * 256;
@@ -169,10 +252,10 @@ static int create_cache(struct run *r)
 	/* what is found again has a size that does not depend on the prompt */
 	const uint64_t tokens = r->o.warm ? c->context : (uint64_t)r->n_ids + r->max_new - 1;
 	const uint64_t rows = r->o.warm ? r->o.chunk : r->chunk;
-	const uint64_t row = (uint64_t)c->kv_heads * c->head_dim * (r->o.kv_type == KVT_F32 ? 4 : 2);
 	struct kvt_cache_params p = KVT_INIT(p);
 	int err;
 
+	r->row_bytes = (uint64_t)c->kv_heads * c->head_dim * (r->o.kv_type == KVT_F32 ? 4 : 2);
 	r->planes = calloc(2 * c->layers, sizeof(*r->planes));
 	if (!r->planes)
 		return kvt_fail(-ENOMEM, "no memory for %u layers", c->layers);
@@ -203,13 +286,15 @@ static int create_cache(struct run *r)
 		p.warm_name = r->o.warm;
 		memcpy(&p.warm_id, r->fingerprint, sizeof(p.warm_id));
 	}
-	err = choose_budgets(r, blocks_bytes(r, tokens, row), &p);
+	err = choose_gpu(r, &p);
 	if (!err)
-		err = kvt_cache_create(&p, &r->cache);
-	if (!err && r->o.block % row)
+		err = choose_budgets(r, blocks_bytes(r, tokens), &p);
+	if (!err)
+		err = kvt_cache_create_on(&p, NULL, r->gpu, &r->cache);
+	if (!err && r->o.block % r->row_bytes)
 		fprintf(stderr, "kvtier run: note: a row of %llu bytes does not divide the block of %llu (--block-bytes): "
-			"%llu bytes of each block stay unused\n", (unsigned long long)row, (unsigned long long)r->o.block,
-			(unsigned long long)(r->o.block % row));
+			"%llu bytes of each block stay unused\n", (unsigned long long)r->row_bytes, (unsigned long long)r->o.block,
+			(unsigned long long)(r->o.block % r->row_bytes));
 	return err;
 }
 
@@ -372,12 +457,12 @@ static void print_tiers(const struct run *r)
 
 static json_t *run_json(const struct run *r)
 {
-	return json_pack("{si si si sf sf sf sf sf sI si ss}", "prompt_tokens", (int)r->n_ids, "cached_tokens",
+	return json_pack("{si si si sf sf sf sf sf sI si ss sb}", "prompt_tokens", (int)r->n_ids, "cached_tokens",
 			 (int)r->cached, "generated_tokens", (int)r->generated, "prefill_seconds", r->prefill_s,
 			 "prefill_tokens_per_s", rate(r->n_ids - r->cached, r->prefill_s), "decode_seconds", r->decode_s, "decode_tokens_per_s",
 			 rate(r->generated - 1, r->decode_s), "ttft_seconds", r->ttft_s, "weight_bytes",
 			 (json_int_t)r->model->bytes, "prefill_chunk", (int)r->chunk, "kv_type",
-			 kvt_codec_name((enum kvt_codec)r->o.kv_type));
+			 kvt_codec_name((enum kvt_codec)r->o.kv_type), "on_gpu", r->on_gpu);
 }
 
 /* The cache's counters, and "run" beside them. */
@@ -418,7 +503,7 @@ static int open_outputs(struct run *r)
 
 static int create_engine(struct run *r)
 {
-	const struct ref_engine_params p = { .model = r->model, .cache = r->cache, .tokens = r->chunk };
+	const struct ref_engine_params p = { .model = r->model, .cache = r->cache, .tokens = r->chunk, .on_gpu = r->on_gpu };
 	int err = begin_with_warm(r);
 
 	if (!err)
@@ -463,6 +548,7 @@ static int run(struct run *r)
 	if (!err)
 		err = generate(r);
 	r->decode_s = now() - begin;
+	ref_engine_rest(r->engine);
 	if (!err && r->o.store)
 		err = keep(r);
 	if (!err && isatty(STDOUT_FILENO))
@@ -494,6 +580,7 @@ int cmd_run(int argc, char **argv)
 	if (!r.o.warm) /* else it is the next run's */
 		kvt_seq_free(r.seq);
 	kvt_cache_destroy(r.cache);
+	kvt_gpu_close(r.gpu);
 	free(r.planes);
 	free(r.ids);
 	ref_model_free(r.model);
