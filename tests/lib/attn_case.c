@@ -269,7 +269,7 @@ bool attn_case_run(const struct kvt_attn_kernels *kernels, const struct attn_cas
 	}
 	kvt_attn_state_clear(&total, m, v_dim);
 	for (uint64_t first = 0; first < c->n; first += KVT_SPLIT) {
-		const uint8_t *kr[KVT_SPLIT], *vr[KVT_SPLIT];
+		const uint8_t *kr[KVT_SPLIT + KVT_TILE], *vr[KVT_SPLIT];
 		struct kvt_split_rows split = { .first = first, .heads = 1, .k = kr, .v = vr, .k_offset = c->k_offset,
 						.v_offset = c->v_offset };
 
@@ -277,6 +277,8 @@ bool attn_case_run(const struct kvt_attn_kernels *kernels, const struct attn_cas
 			kr[split.n] = kb + (first + split.n) * c->k_row;
 			vr[split.n] = vb + (first + split.n) * c->v_row;
 		}
+		for (uint64_t j = first + split.n; split.more < KVT_TILE && j < c->n; j++, split.more++)
+			kr[split.n + split.more] = kb + j * c->k_row;
 		kernels->split(&c->shape, &split, &rows, &part, work);
 		kernels->merge(&total, &part, m, v_dim);
 	}

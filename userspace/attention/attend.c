@@ -55,7 +55,7 @@ struct kvt_attend {
 
 /* A worker's own: what one kernel call reads, then the kernel's scratch. */
 struct rows {
-	const uint8_t *k[KVT_SPLIT], *v[KVT_SPLIT];
+	const uint8_t *k[KVT_SPLIT + KVT_TILE], *v[KVT_SPLIT];
 	const float *q[UNIT_ROWS];
 	const void *mask[UNIT_ROWS];
 	uint64_t lo[UNIT_ROWS], hi[UNIT_ROWS], pos[UNIT_ROWS];
@@ -231,17 +231,20 @@ static void widen(const struct kvt_plane_geom *g, uint32_t kv_heads, uint32_t he
 	}
 }
 
-static void point_at_split(const struct pass *p, uint64_t split, uint32_t head, uint32_t heads, struct rows *r,
-			   float *wide, struct kvt_split_rows *s)
+/* @end: the split before which the unit's last one lies. */
+static void point_at_split(const struct pass *p, uint64_t split, uint64_t end, uint32_t head, uint32_t heads,
+			   struct rows *r, float *wide, struct kvt_split_rows *s)
 {
 	const struct kvt_attend_call *c = p->c;
 	uint64_t first = split * KVT_SPLIT, left = c->n_rows - first;
-	uint32_t n = left < KVT_SPLIT ? (uint32_t)left : KVT_SPLIT;
+	uint32_t n = left < KVT_SPLIT ? (uint32_t)left : KVT_SPLIT, more = 0;
 
-	point_at_rows(p->a->views, p->g->k0, c->k_geom, first, n, r->k);
+	if (split + 1 < end && kvt_codec_group(c->k_geom->codec) == 1)
+		more = left - n < KVT_TILE ? (uint32_t)(left - n) : KVT_TILE;
+	point_at_rows(p->a->views, p->g->k0, c->k_geom, first, n + more, r->k);
 	point_at_rows(p->a->views + p->g->v_at, p->g->v0, c->v_geom, first, n, r->v);
 	*s = (struct kvt_split_rows){
-		.first = first, .n = n, .heads = heads, .k = r->k, .v = r->v,
+		.first = first, .n = n, .heads = heads, .k = r->k, .v = r->v, .more = more,
 		.k_offset = head * (c->k_geom->row_bytes / c->kv_heads),
 		.v_offset = head * (c->v_geom->row_bytes / c->kv_heads),
 	};
@@ -331,7 +334,7 @@ static void unit(void *arg, uint32_t worker, uint32_t i)
 	for (uint64_t split = from; split < to; split++) {
 		if (p->parts)
 			part = part_at(p, split, row);
-		point_at_split(p, split, head, heads, r, wide, &s);
+		point_at_split(p, split, to, head, heads, r, wide, &s);
 		a->kernels->split(&c->shape, &s, &q, &part, kernel_scratch);
 		if (!p->parts)
 			a->kernels->merge(&run, &part, m, v_dim);

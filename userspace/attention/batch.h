@@ -14,8 +14,9 @@ struct tile {
 	uint64_t first; /* position of row 0 */
 	unsigned n;
 	const uint8_t *const *k_rows, *const *v_rows;
-	uint32_t left;		     /* rows of the split from the tile's first on */
+	uint32_t left, more;	     /* rows of the split from the tile's first on; and those after it */
 	uint32_t row, head_rows;     /* the first query row; how many a KV head has */
+	uint32_t heads;		     /* direct: in one go */
 	uint32_t k_offset, v_offset; /* of that row's head */
 	uint32_t k_bytes, v_bytes;   /* of a head in a row */
 	bool direct;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Few query rows: K and V are read where they are, in the order in which they lie
- * in memory: a few positions at a time, of all KV heads of the call, so that
- * memory sees whole rows; each head's slice is used from the cache.
+ * Few query rows: K and V are read where they are, a few positions at a time, of
+ * all KV heads of the call. What comes next is asked for meanwhile, a cache line
+ * in each step and strictly in the order of memory, whatever the order of use:
+ * processors drop requests that come many at once.
  *
  * A score's eight partial sums are the lanes of one v8, so K needs no transpose;
  * the output's lanes are dimensions, so V needs no copy.
@@ -29,6 +30,33 @@ struct direct_rows {
 	uint32_t offset;
 };
 
+/* What is asked for: @bytes bytes of each of @n rows, from @offset on; @at of the first one's are asked for. */
+struct direct_ahead {
+	const uint8_t *const *row;
+	unsigned n;
+	uint32_t offset, bytes, at;
+};
+
+/* Where the next @bytes bytes are. They may run on behind a row, where mostly the next one is. */
+static inline const uint8_t *direct_ask(struct direct_ahead *a, uint32_t bytes)
+{
+	const uint8_t *p = *a->row + a->offset + a->at;
+
+	for (a->at += bytes; a->at >= a->bytes && a->n > 1; a->at -= a->bytes) {
+		a->row++;
+		a->n--;
+	}
+	return p;
+}
+
+/* For the second-level cache, which has room for them; the first level's sets have not. */
+VF_INLINE void direct_ask_for(const uint8_t *p, const uint32_t bytes)
+{
+	KVT_UNROLL
+	for (uint32_t b = 0; b < bytes; b += LINE)
+		__builtin_prefetch(p + b, 0, 2);
+}
+
 VF_INLINE v8 direct_widen(const uint32_t codec, const uint8_t *p)
 {
 	switch (codec) {
@@ -41,27 +69,19 @@ VF_INLINE v8 direct_widen(const uint32_t codec, const uint8_t *p)
 	}
 }
 
-/*
- * Scores of @rows rows at eight positions, while the slices at @ahead, if any,
- * are asked for: for the second-level cache, which has room for them; the first
- * level's sets have not. @codec and @rows are constants.
- */
+/* Scores of @rows rows at eight positions; as much is asked for of @ahead, if any. @codec and @rows are constants. */
 VF_INLINE void direct_scores_of(const uint32_t codec, const unsigned rows, float *s, const float *const *q,
-				const struct direct_rows *k, const struct direct_rows *ahead, uint32_t dims)
+				const struct direct_rows *k, struct direct_ahead *ahead, uint32_t dims)
 {
 	const unsigned n = DIRECT_POSITIONS(rows);
-	const uint32_t e = panel_element(codec), whole = dims / PARTS * PARTS;
+	const uint32_t e = panel_element(codec), whole = dims / PARTS * PARTS, step = n * PARTS * e;
 	v8 lanes[DIRECT_GROUP][DIRECT_AT_ONCE];
 
 	for (unsigned j = 0; j < DIRECT_AT_ONCE; j += n) {
 		const uint8_t *at[DIRECT_AT_ONCE];
+		const uint8_t *ask = ahead ? direct_ask(ahead, n * dims * e) : NULL;
 		v8 c[DIRECT_GROUP * DIRECT_AT_ONCE];
 
-		for (uint32_t line = 0; ahead && line < dims * e; line += LINE) {
-			KVT_UNROLL
-			for (unsigned p = 0; p < n; p++)
-				__builtin_prefetch(ahead->row[j + p] + ahead->offset + line, 0, 2);
-		}
 		KVT_UNROLL
 		for (unsigned p = 0; p < n; p++)
 			at[p] = k->row[j + p] + k->offset;
@@ -71,6 +91,10 @@ VF_INLINE void direct_scores_of(const uint32_t codec, const unsigned rows, float
 		for (uint32_t d = 0; d < whole; d += PARTS) {
 			v8 x[DIRECT_AT_ONCE], y[DIRECT_GROUP];
 
+			if (ask) {
+				direct_ask_for(ask, step);
+				ask += step;
+			}
 			/* held: the fewer */
 			KVT_UNROLL
 			for (unsigned p = 0; n < rows && p < n; p++)
@@ -117,18 +141,13 @@ VF_INLINE void direct_scores_of(const uint32_t codec, const unsigned rows, float
 		v8_fold(s + i * KVT_TILE, lanes[i]);
 }
 
-/*
- * acc += sum of p * v over @steps positions, dimensions [d, d + vecs * KVT_VW);
- * as many bytes, from @ask on, of the rows ahead are asked for: in between, since
- * requests at one go would hold up the loads behind them.
- */
+/* acc += sum of p * v over @steps positions, dimensions [d, d + vecs * KVT_VW); as much is asked for of @ahead, if any. */
 VF_INLINE void direct_output_pass(const uint32_t codec, const unsigned rows, const unsigned vecs, float *const *acc,
-				  const float *p, const struct direct_rows *v, const struct direct_rows *ahead,
-				  uint32_t ask, uint32_t d, unsigned steps)
+				  const float *p, const struct direct_rows *v, struct direct_ahead *ahead, uint32_t d,
+				  unsigned steps)
 {
-	const uint32_t e = panel_element(codec), bytes = vecs * KVT_VW * e;
-	const uint32_t offset = v->offset + d * e, next_offset = ahead->offset + ask;
-	const uint8_t *const *row = v->row, *const *next = ahead->row;
+	const uint32_t e = panel_element(codec), bytes = vecs * KVT_VW * e, offset = v->offset + d * e;
+	const uint8_t *const *row = v->row, *ask = ahead ? direct_ask(ahead, steps * bytes) : NULL;
 	vf c[DIRECT_GROUP * DIRECT_AT_ONCE];
 
 	KVT_UNROLL
@@ -141,9 +160,10 @@ VF_INLINE void direct_output_pass(const uint32_t codec, const unsigned rows, con
 		const uint8_t *at = row[s] + offset;
 		vf x[DIRECT_AT_ONCE], y[DIRECT_GROUP];
 
-		KVT_UNROLL
-		for (uint32_t b = 0; b < bytes; b += LINE)
-			__builtin_prefetch(next[s] + next_offset + b, 0, 2);
+		if (ask) {
+			direct_ask_for(ask, bytes);
+			ask += bytes;
+		}
 		/* held: the fewer */
 		KVT_UNROLL
 		for (unsigned l = 0; vecs < rows && l < vecs; l++)
@@ -172,26 +192,22 @@ VF_INLINE void direct_output_pass(const uint32_t codec, const unsigned rows, con
 
 /* All dimensions, of at most DIRECT_STEPS positions. */
 VF_INLINE void direct_output_of(const uint32_t codec, const unsigned rows, float *const *acc, const float *p,
-				const struct direct_rows *v, const struct direct_rows *ahead, uint32_t dims,
-				unsigned steps)
+				const struct direct_rows *v, struct direct_ahead *ahead, uint32_t dims, unsigned steps)
 {
 	const uint32_t e = panel_element(codec), whole = dims / KVT_VW * KVT_VW, n = dims - whole;
 	const unsigned vecs = DIRECT_VECS(rows);
-	const uint32_t lines = (vecs * KVT_VW * e + LINE - 1) / LINE * LINE;
-	uint32_t d = 0, ask = 0;
+	uint32_t d = 0;
 
 	while (d < whole) {
 		uint32_t left = (whole - d) / KVT_VW, now = left >= vecs && left != vecs + 1 ? vecs : left >= 2 ? 2 : 1;
 
 		if (now == vecs)
-			direct_output_pass(codec, rows, vecs, acc, p, v, ahead, ask, d, steps);
+			direct_output_pass(codec, rows, vecs, acc, p, v, ahead, d, steps);
 		else if (now == 2)
-			direct_output_pass(codec, rows, 2, acc, p, v, ahead, ask, d, steps);
+			direct_output_pass(codec, rows, 2, acc, p, v, ahead, d, steps);
 		else
-			direct_output_pass(codec, rows, 1, acc, p, v, ahead, ask, d, steps);
+			direct_output_pass(codec, rows, 1, acc, p, v, ahead, d, steps);
 		d += now * KVT_VW;
-		if (ask + 2 * lines <= dims * e)
-			ask += lines;
 	}
 	if (!n)
 		return;
@@ -224,14 +240,13 @@ VF_INLINE void direct_output_of(const uint32_t codec, const unsigned rows, float
 #endif
 
 static inline void direct_scores(uint32_t codec, unsigned rows, float *s, const float *const *q,
-				 const struct direct_rows *k, const struct direct_rows *ahead, uint32_t dims)
+				 const struct direct_rows *k, struct direct_ahead *ahead, uint32_t dims)
 {
 	DIRECT_CALL(direct_scores_of, codec, rows, s, q, k, ahead, dims);
 }
 
 static inline void direct_output(uint32_t codec, unsigned rows, float *const *acc, const float *p,
-				 const struct direct_rows *v, const struct direct_rows *ahead, uint32_t dims,
-				 unsigned steps)
+				 const struct direct_rows *v, struct direct_ahead *ahead, uint32_t dims, unsigned steps)
 {
 	DIRECT_CALL(direct_output_of, codec, rows, acc, p, v, ahead, dims, steps);
 }

@@ -46,8 +46,9 @@ struct kvt_split_rows {
 	uint64_t first;		 /* position of row 0: a multiple of KVT_SPLIT */
 	uint32_t n;		 /* rows, 1 to KVT_SPLIT */
 	uint32_t heads;		 /* KV heads, at least 1: how many changes no bit */
-	const uint8_t *const *k; /* [n] whole rows; head h's elements at k[j] + k_offset + h * its size */
-	const uint8_t *const *v;
+	const uint8_t *const *k; /* [n + more] whole rows; head h's elements at k[j] + k_offset + h * its size */
+	const uint8_t *const *v; /* [n] */
+	uint32_t more;		 /* rows that the next call reads first: asked for ahead, not read */
 	uint32_t k_offset, v_offset; /* bytes */
 };
 

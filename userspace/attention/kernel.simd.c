@@ -298,18 +298,19 @@ static const uint8_t *const *rows_at(const uint8_t *const *rows, unsigned j, uns
 	return copy;
 }
 
-/*
- * @n rows from @j on of the tile, in the order of use: its K, its V, the next tile's K. Leaves the first head's
- * offset in them and a head's bytes.
- */
-static const uint8_t *const *rows_ahead(const struct tile *t, unsigned j, unsigned n, const uint8_t **copy,
-					uint32_t *offset, uint32_t *bytes)
+/* @n rows, t->ahead after row @j of the tile in the order of use: its K, its V, the next tile's K. */
+static struct direct_ahead rows_ahead(const struct tile *t, unsigned j, unsigned n, const uint8_t **copy)
 {
-	bool v = j >= t->n && j < 2 * t->n;
+	bool v;
 
-	*offset = v ? t->v_offset : t->k_offset;
-	*bytes = v ? t->v_bytes : t->k_bytes;
-	return rows_at(v ? t->v_rows : t->k_rows, j < t->n ? j : j - t->n, n, v ? t->n : t->left, copy);
+	j += t->ahead;
+	v = j >= t->n && j < 2 * t->n;
+	return (struct direct_ahead){
+		.row = rows_at(v ? t->v_rows : t->k_rows, j < t->n ? j : j - t->n, n, v ? t->n : t->left + t->more, copy),
+		.n = n,
+		.offset = v ? t->v_offset : t->k_offset,
+		.bytes = t->heads * (v ? t->v_bytes : t->k_bytes),
+	};
 }
 
 /* Rows of one head, as few groups as the registers allow, of about the same size. */
@@ -337,14 +338,12 @@ static void direct_scores_at(struct batch *g, const struct tile *t, unsigned fro
 {
 	for (unsigned j = from; j < to; j += DIRECT_AT_ONCE) {
 		const uint8_t *copy[DIRECT_AT_ONCE], *copy_ahead[DIRECT_AT_ONCE];
-		struct direct_rows k = { .row = rows_at(t->k_rows, j, DIRECT_AT_ONCE, t->n, copy) }, next;
-		uint32_t first, bytes;
+		struct direct_rows k = { .row = rows_at(t->k_rows, j, DIRECT_AT_ONCE, t->n, copy) };
+		struct direct_ahead ahead = rows_ahead(t, j, DIRECT_AT_ONCE, copy_ahead);
 
-		next.row = rows_ahead(t, j + t->ahead, DIRECT_AT_ONCE, copy_ahead, &first, &bytes);
 		for (const struct span *n = g->span; n < g->span + g->spans; n++) {
 			k.offset = t->k_offset + n->head * t->k_bytes;
-			next.offset = first + n->head * bytes;
-			direct_scores(t->shape->k_codec, n->n, g->s[n->at] + j, g->q + n->at, &k, n->last ? &next : NULL,
+			direct_scores(t->shape->k_codec, n->n, g->s[n->at] + j, g->q + n->at, &k, n->last ? &ahead : NULL,
 				      t->shape->k_dim);
 		}
 	}
@@ -354,24 +353,22 @@ static void direct_run(struct batch *g, const struct tile *t, uint32_t run, unsi
 {
 	for (unsigned to = j + steps; j < to; j += steps) {
 		const uint8_t *copy[DIRECT_STEPS];
-		struct direct_rows v = { .row = t->v_rows + j }, next;
-		uint32_t first, bytes;
+		struct direct_rows v = { .row = t->v_rows + j };
+		struct direct_ahead ahead = rows_ahead(t, t->n + j, DIRECT_STEPS, copy);
 
-		next.row = rows_ahead(t, t->n + j + t->ahead, DIRECT_STEPS, copy, &first, &bytes);
 		steps = to - j < DIRECT_STEPS ? to - j : DIRECT_STEPS;
 		for (const struct span *n = g->span; n < g->span + g->spans; n++) {
 			uint32_t all = (1u << n->n) - 1, some = run >> n->at & all;
 
 			v.offset = t->v_offset + n->head * t->v_bytes;
-			next.offset = first + n->head * bytes;
 			if (some == all) {
 				direct_output(t->shape->v_codec, n->n, g->acc + n->at, g->s[n->at] + j, &v,
-					      n->last ? &next : &v, t->shape->v_dim, steps);
+					      n->last ? &ahead : NULL, t->shape->v_dim, steps);
 				continue;
 			}
 			for (unsigned i = n->at; i < n->at + n->n; i++) {
 				if (run >> i & 1)
-					direct_output(t->shape->v_codec, 1, g->acc + i, g->s[i] + j, &v, &next, t->shape->v_dim,
+					direct_output(t->shape->v_codec, 1, g->acc + i, g->s[i] + j, &v, NULL, t->shape->v_dim,
 						      steps);
 			}
 		}
@@ -480,7 +477,9 @@ static NOINLINE void split_rows(const struct kvt_attn_shape *shape, const struct
 				const struct kvt_query_rows *rows, struct kvt_attn_state *out, void *scratch)
 {
 	struct batch *g = scratch;
-	struct tile t = { .shape = shape, .rows = rows, .out = out, .head_rows = rows->m / kv->heads };
+	struct tile t = {
+		.shape = shape, .rows = rows, .out = out, .head_rows = rows->m / kv->heads, .more = kv->more
+	};
 	uint32_t heads = 1;
 
 	t.k_bytes = shape->k_dim * panel_element(shape->k_codec);
@@ -501,6 +500,7 @@ static NOINLINE void split_rows(const struct kvt_attn_shape *shape, const struct
 	for (uint32_t head = 0; head < kv->heads; head += heads) {
 		uint32_t end = head + heads < kv->heads ? head + heads : kv->heads;
 
+		t.heads = end - head;
 		t.row = head * t.head_rows;
 		t.k_offset = kv->k_offset + head * t.k_bytes;
 		t.v_offset = kv->v_offset + head * t.v_bytes;
