@@ -326,7 +326,7 @@ static bool in_flight(const struct kvt_store *s)
 void kvt_store_end_work(struct kvt_store *s)
 {
 	s->working--;
-	if (s->asleep)
+	if (s->asleep || s->flushing)
 		kvt_store_wake(s);
 }
 
