@@ -4,7 +4,6 @@
  * whoever ended, lost, cut or forged what; what does not fit is refused by name.
  */
 #include <check.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -18,6 +17,7 @@
 #include <unistd.h>
 
 #include "cache/prefix.h"
+#include "lib/keep_dir.h"
 #include "lib/prefix_rig.h"
 #include "lib/rounds.h"
 #include "lib/store_model.h"
@@ -25,39 +25,9 @@
 
 #define TALKS 12
 
-static char dir[256];
-
-static const char *file_in(const char *name)
-{
-	static char path[320];
-
-	snprintf(path, sizeof(path), "%s/%s", dir, name);
-	return path;
-}
-
-static void make_dir(void)
-{
-	const char *tmp = getenv("TMPDIR");
-
-	snprintf(dir, sizeof(dir), "%s/kvtier-keep-XXXXXX", tmp ? tmp : "/var/tmp");
-	ck_assert_ptr_nonnull(mkdtemp(dir));
-}
-
-static void remove_dir(void)
-{
-	struct dirent *e;
-	DIR *d = opendir(dir);
-
-	while (d && (e = readdir(d)))
-		unlinkat(dirfd(d), e->d_name, 0);
-	if (d)
-		closedir(d);
-	ck_assert(!rmdir(dir));
-}
-
 static struct rig_config kept(void)
 {
-	return (struct rig_config){ .dir = dir, .chunks = 150 };
+	return (struct rig_config){ .dir = keep_dir, .chunks = 150 };
 }
 
 static uint32_t talk_len(uint32_t talk)
@@ -110,7 +80,7 @@ START_TEST(a_restart_finds_everything)
 	struct kvt_prefix_stats st = KVT_INIT(st);
 	struct prefix_rig r;
 
-	make_dir();
+	keep_dir_make();
 	for (int round = 0; round < 3; round++) {
 		r = rig_make(kept());
 		ck_assert(!kvt_prefix_stats(r.cache, &st));
@@ -125,7 +95,7 @@ START_TEST(a_restart_finds_everything)
 		ck_assert_uint_eq(st.saved, round ? 0 : all_chunks());
 		rig_free(&r);
 	}
-	remove_dir();
+	keep_dir_remove();
 }
 END_TEST
 
@@ -146,14 +116,14 @@ START_TEST(no_standard_stream)
 	struct stat st;
 	int was[3], ret;
 
-	make_dir();
+	keep_dir_make();
 	r = rig_make(kept());
 	rig_free(&r);
 	for (int fd = 0; fd < 3; fd++) {
 		was[fd] = fcntl(fd, F_DUPFD_CLOEXEC, 3);
 		close(fd);
 	}
-	ret = kvt_dir_open(dir, NULL, &d);
+	ret = kvt_dir_open(keep_dir, NULL, &d);
 	for (int fd = 0; fd < 3; fd++)
 		regular |= !fstat(fd, &st) && S_ISREG(st.st_mode);
 	if (!ret)
@@ -164,7 +134,7 @@ START_TEST(no_standard_stream)
 	}
 	ck_assert_msg(!ret, "%s", kvt_last_error());
 	ck_assert(!regular);
-	remove_dir();
+	keep_dir_remove();
 }
 END_TEST
 
@@ -176,13 +146,13 @@ START_TEST(refuses_by_name)
 	uint64_t word;
 	int fd;
 
-	make_dir();
+	keep_dir_make();
 	r = rig_make(kept());
 	compute_talks(&r);
 	/* a second cache of this process, a second process */
 	refused(kept(), -EBUSY, "this process");
 	if (!fork()) { /* one that inherits no list of what is open */
-		execl("/proc/self/exe", "prefix_keep", "open", dir, NULL);
+		execl("/proc/self/exe", "prefix_keep", "open", keep_dir, NULL);
 		_exit(99);
 	}
 	wait(&fd);
@@ -197,7 +167,7 @@ START_TEST(refuses_by_name)
 	refused(c, -EMEDIUMTYPE, "codec");
 
 	/* what is damaged is not written over: it may be another version's */
-	fd = open(file_in("superblock"), O_RDWR);
+	fd = open(keep_file("superblock"), O_RDWR);
 	ck_assert(pread(fd, &word, 8, 40) == 8);
 	word ^= 1ull << 17;
 	ck_assert(pwrite(fd, &word, 8, 40) == 8);
@@ -214,16 +184,16 @@ START_TEST(refuses_by_name)
 	ck_assert_uint_eq(served, all_talks());
 	rig_free(&r);
 	for (int bytes = 0; bytes < 88; bytes += 29) {
-		ck_assert(!truncate(file_in("superblock"), bytes));
+		ck_assert(!truncate(keep_file("superblock"), bytes));
 		refused(kept(), -EUCLEAN, "superblock");
 	}
-	remove_dir();
+	keep_dir_remove();
 }
 END_TEST
 
 static void flip(const char *name, uint64_t at)
 {
-	int fd = open(file_in(name), O_RDWR);
+	int fd = open(keep_file(name), O_RDWR);
 	uint8_t byte;
 
 	ck_assert(pread(fd, &byte, 1, (off_t)at) == 1);
@@ -241,17 +211,17 @@ START_TEST(damage_costs_what_it_hits)
 	uint64_t random = 99;
 	uint32_t served, worst = UINT32_MAX, rounds = test_rounds(40, 6, 3);
 
-	make_dir();
+	keep_dir_make();
 	r = rig_make(kept());
 	compute_talks(&r);
 	rig_free(&r);
 	for (uint32_t i = 0; i < rounds; i++) {
-		ck_assert(!stat(file_in("log"), &log) && !stat(file_in("slots"), &slots));
+		ck_assert(!stat(keep_file("log"), &log) && !stat(keep_file("slots"), &slots));
 		ck_assert_int_gt(log.st_size, 0);
 		if (i == 2)
-			ck_assert(!truncate(file_in("slots"), 0));
+			ck_assert(!truncate(keep_file("slots"), 0));
 		else if (i % 4 == 3)
-			ck_assert(!truncate(file_in("log"), (off_t)(model_random(&random) % (uint64_t)log.st_size)));
+			ck_assert(!truncate(keep_file("log"), (off_t)(model_random(&random) % (uint64_t)log.st_size)));
 		else if (i % 4 == 1)
 			flip("log", model_random(&random) % (uint64_t)log.st_size);
 		else
@@ -267,7 +237,7 @@ START_TEST(damage_costs_what_it_hits)
 	}
 	/* one byte costs at most the chunks behind it in one conversation, or in the log those of one root */
 	ck_assert_msg(worst > all_talks() / 2, "%u of %u tokens were served", worst, all_talks());
-	remove_dir();
+	keep_dir_remove();
 }
 END_TEST
 
@@ -280,7 +250,7 @@ START_TEST(a_small_directory_keeps_its_size)
 	uint32_t tokens[128];
 	struct stat log, slots;
 
-	make_dir();
+	keep_dir_make();
 	c.disk_bytes = 600 << 10;
 	for (int round = 0; round < 3; round++) {
 		r = rig_make(c);
@@ -292,7 +262,7 @@ START_TEST(a_small_directory_keeps_its_size)
 		ck_assert(!kvt_prefix_stats(r.cache, &st));
 		ck_assert_uint_gt(st.dropped, 100);
 		rig_free(&r);
-		ck_assert(!stat(file_in("log"), &log) && !stat(file_in("slots"), &slots));
+		ck_assert(!stat(keep_file("log"), &log) && !stat(keep_file("slots"), &slots));
 		ck_assert_uint_le((uint64_t)log.st_size + (uint64_t)slots.st_size + 4096, c.disk_bytes);
 	}
 	r = rig_make(c);
@@ -307,7 +277,7 @@ START_TEST(a_small_directory_keeps_its_size)
 		rig_serve_some(&r, 0, tokens, 128);
 	}
 	rig_free(&r);
-	remove_dir();
+	keep_dir_remove();
 }
 END_TEST
 
@@ -321,7 +291,7 @@ START_TEST(scattered_slots_hold_a_prompt)
 	const uint32_t *table;
 	struct kvt_seq *seq;
 
-	make_dir();
+	keep_dir_make();
 	c.policy = KVT_POLICY_LRU;
 	r = rig_make(c);
 	for (uint32_t i = 0; i < 20; i++) {
@@ -357,7 +327,7 @@ START_TEST(scattered_slots_hold_a_prompt)
 		rig_serve(&r, 0, tokens, 64, 64);
 	}
 	rig_free(&r);
-	remove_dir();
+	keep_dir_remove();
 }
 END_TEST
 
@@ -367,7 +337,7 @@ START_TEST(a_crowd_is_kept)
 	struct rig_config c = kept();
 	struct prefix_rig r;
 
-	make_dir();
+	keep_dir_make();
 	c.small = true;
 	c.chunks = 60;
 	c.disk_bytes = 1200 << 10;
@@ -376,7 +346,7 @@ START_TEST(a_crowd_is_kept)
 		rig_crowd(&r, 6, test_rounds(60, 10, 10));
 		rig_free(&r);
 	}
-	remove_dir();
+	keep_dir_remove();
 }
 END_TEST
 
@@ -387,7 +357,7 @@ START_TEST(a_limit_on_files_is_no_end)
 	struct rlimit limit = { 100 * 4096, RLIM_INFINITY };
 	struct prefix_rig r;
 
-	make_dir();
+	keep_dir_make();
 	r = rig_make(kept());
 	limit.rlim_cur = 20000; /* the log's, and of the slots all but the first */
 	ck_assert(!setrlimit(RLIMIT_FSIZE, &limit));
@@ -404,7 +374,7 @@ START_TEST(a_limit_on_files_is_no_end)
 	compute_talks(&r);
 	ck_assert_uint_eq(serve_talks(&r), all_talks());
 	rig_free(&r);
-	remove_dir();
+	keep_dir_remove();
 }
 END_TEST
 
@@ -443,7 +413,7 @@ static int talk(const char *path, const char *seed, const char *fd)
 
 	unsetenv("CK_RUN_CASE"); /* of the tests, not of this one */
 	unsetenv("CK_RUN_SUITE");
-	snprintf(dir, sizeof(dir), "%s", path);
+	snprintf(keep_dir, sizeof(keep_dir), "%s", path);
 	talk_seed = strtoull(seed, NULL, 10);
 	computed = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(fd), 0);
 	if (computed == MAP_FAILED)
@@ -465,7 +435,7 @@ static pid_t start_talk(uint32_t seed, int fd)
 		return child;
 	snprintf(number, sizeof(number), "%u", seed);
 	snprintf(counter, sizeof(counter), "%d", fd);
-	execl("/proc/self/exe", "prefix_keep", "talk", dir, number, counter, NULL);
+	execl("/proc/self/exe", "prefix_keep", "talk", keep_dir, number, counter, NULL);
 	_exit(99);
 }
 
@@ -479,7 +449,7 @@ START_TEST(kill_9_leaves_what_was_written)
 	struct prefix_rig r;
 	uint32_t tokens[260], n;
 
-	make_dir();
+	keep_dir_make();
 	ck_assert(fd >= 0 && !ftruncate(fd, 4096));
 	computed = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	ck_assert(computed != MAP_FAILED);
@@ -515,7 +485,7 @@ START_TEST(kill_9_leaves_what_was_written)
 	       (unsigned long long)asked);
 	ck_assert_uint_gt(recovered, rounds * 3);
 	ck_assert_uint_lt(untrue * 10, recovered + 10);
-	remove_dir();
+	keep_dir_remove();
 }
 END_TEST
 
@@ -530,7 +500,7 @@ struct image {
 
 static void load(struct image *img, int version, const char *name)
 {
-	int fd = open(file_in(name), O_RDONLY);
+	int fd = open(keep_file(name), O_RDONLY);
 	struct stat st;
 
 	ck_assert(fd >= 0 && !fstat(fd, &st));
@@ -547,7 +517,7 @@ static void load(struct image *img, int version, const char *name)
 static uint64_t cut_power(const struct image *img, const char *name, uint64_t *random, bool lose_much)
 {
 	uint64_t newest = img->bytes[VERSIONS - 1], changed = 0, bytes;
-	int fd = open(file_in(name), O_RDWR | O_TRUNC), v;
+	int fd = open(keep_file(name), O_RDWR | O_TRUNC), v;
 	static const uint8_t zeros[4096];
 
 	bytes = img->bytes[model_random(random) % 4 ? VERSIONS - 1 : (int)(model_random(random) % VERSIONS)];
@@ -572,7 +542,7 @@ START_TEST(a_power_cut_costs_what_was_lost)
 	uint32_t rounds = test_rounds(60, 5, 2), tokens[260], n;
 	struct prefix_rig r;
 
-	make_dir();
+	keep_dir_make();
 	r = rig_make(kept());
 	/* six moments of one run, with slots given away and taken between them */
 	for (int v = 0; v < VERSIONS; v++) {
@@ -615,7 +585,7 @@ START_TEST(a_power_cut_costs_what_was_lost)
 		free(slots.data[v]);
 		free(log.data[v]);
 	}
-	remove_dir();
+	keep_dir_remove();
 }
 END_TEST
 
@@ -630,10 +600,10 @@ START_TEST(what_nobody_knows_leaves_the_log)
 	struct kvt_dir *d;
 	uint64_t full;
 
-	make_dir();
+	keep_dir_make();
 	r = rig_make(kept());
 	rig_free(&r);
-	ck_assert(!kvt_dir_open(dir, NULL, &d));
+	ck_assert(!kvt_dir_open(keep_dir, NULL, &d));
 	for (h.id = 2; h.id < 6000; h.id++) {
 		kvt_log_make(buf, &h, d->super->dir, tokens, NULL);
 		ck_assert(!kvt_dir_append(d, buf, kvt_log_bytes(h.type, 64, 0)));
@@ -649,7 +619,7 @@ START_TEST(what_nobody_knows_leaves_the_log)
 		ck_assert_uint_eq(serve_talks(&r), all_talks());
 		rig_free(&r);
 	}
-	remove_dir();
+	keep_dir_remove();
 }
 END_TEST
 
@@ -669,12 +639,12 @@ START_TEST(recovery_is_one_scan)
 	static uint8_t buf[4096];
 	double seconds;
 
-	make_dir();
+	keep_dir_make();
 	c.chunks = chunks + 10;
 	c.disk_bytes = (uint64_t)chunks * 6 * 4096 * 2;
 	r = rig_make(c);
 	rig_free(&r);
-	ck_assert(!kvt_dir_open(dir, NULL, &d));
+	ck_assert(!kvt_dir_open(keep_dir, NULL, &d));
 	kvt_log_make(buf, &h, d->super->dir, &key, NULL);
 	ck_assert(!kvt_dir_append(d, buf, kvt_log_bytes(h.type, h.n_tokens, 0)));
 	h = (struct kvt_log_head){ .type = KVT_LOG_CHUNK, .root = 1, .n_tokens = 64, .n_blocks = 4 };
@@ -700,7 +670,7 @@ START_TEST(recovery_is_one_scan)
 	if (!test_sanitized())
 		ck_assert_msg(seconds < 1, "%.2f s", seconds);
 	rig_free(&r);
-	remove_dir();
+	keep_dir_remove();
 }
 END_TEST
 
@@ -717,7 +687,7 @@ START_TEST(random_work_and_reopening)
 	struct prefix_rig r;
 	struct kvt_seq *seq;
 
-	make_dir();
+	keep_dir_make();
 	c.chunks = 40;
 	c.disk_bytes = 900 << 10;
 	if (_i == 1)
@@ -769,7 +739,7 @@ START_TEST(random_work_and_reopening)
 	while (n_held)
 		kvt_prefix_release(r.cache, &held[--n_held]);
 	rig_free(&r);
-	remove_dir();
+	keep_dir_remove();
 }
 END_TEST
 
@@ -778,7 +748,7 @@ static int open_elsewhere(const char *path)
 {
 	struct prefix_rig r;
 
-	snprintf(dir, sizeof(dir), "%s", path);
+	snprintf(keep_dir, sizeof(keep_dir), "%s", path);
 	return rig_open(&r, kept()) == -EBUSY && strstr(kvt_last_error(), "process") ? 0 : 1;
 }
 

@@ -378,13 +378,26 @@ static void lose_node(struct reading *r, uint32_t node)
 	r->prefix->tree->nodes[node].flags |= KVT_NODE_BAD;
 }
 
+static bool names_slot(const struct reading *r, uint32_t node, uint32_t slot)
+{
+	uint64_t at = r->record[node] - 1;
+	struct kvt_log_record rec;
+
+	kvt_log_next(r->log, r->bytes, r->prefix->keeper->dir->super->dir, &at, &rec);
+	for (uint32_t i = 0; i < rec.head.n_blocks; i++)
+		if (rec.entries[i].slot == slot)
+			return true;
+	return false; /* a later record of it says that it lies elsewhere */
+}
+
 /* Of two records that name a slot the later one is right: the slot was given away in between. */
 static void claim_slots(struct reading *r, uint32_t node, const struct kvt_log_record *rec)
 {
 	for (uint32_t i = 0; i < rec->head.n_blocks; i++) {
-		uint32_t *owner = &r->owner[rec->entries[i].slot];
+		const uint32_t slot = rec->entries[i].slot;
+		uint32_t *owner = &r->owner[slot];
 
-		if (*owner && *owner != node + 1 && r->record[*owner - 1])
+		if (*owner && *owner != node + 1 && r->record[*owner - 1] && names_slot(r, *owner - 1, slot))
 			lose_node(r, *owner - 1);
 		*owner = node + 1;
 	}
@@ -419,15 +432,12 @@ static void read_chunk(struct reading *r, const struct kvt_log_record *rec)
 	root &= ~IS_ROOT;
 	if (rec->head.parent != rec->head.root) {
 		parent = *place_of(r, rec->head.parent);
-		if (parent >= t->capacity || t->nodes[parent].id != rec->head.parent || t->nodes[parent].root != root ||
-		    t->nodes[parent].n != t->chunk)
+		if (parent >= t->capacity || t->nodes[parent].root != root || t->nodes[parent].n != t->chunk)
 			return; /* its parent's record is lost */
 	}
 	node = kvt_tree_child(t, root, parent, rec->tokens, rec->head.n_tokens);
-	if (node != NONE && t->nodes[node].id != rec->head.id)
-		return;
-	if (node == NONE && *place != NONE)
-		return;
+	if (*place != NONE && *place != node)
+		return; /* a number is one chunk's; a chunk that was dropped, and came back, has a later one */
 	if (node == NONE)
 		node = kvt_tree_add(t, root, parent, rec->tokens, rec->head.n_tokens, KVT_TIER_DISK);
 	if (node == NONE)
