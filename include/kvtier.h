@@ -492,6 +492,12 @@ struct kvt_batch_params {
 	uint32_t flags;	     /* 0 */
 	uint32_t max_seqs;   /* attached at once; 0: 1 */
 	uint32_t max_tokens; /* of all sequences in a step; 0: max_query_rows */
+	/*
+	 * The part of gpu_scratch_bytes that blocks in pinned memory pass through, copied ahead of attention to their
+	 * plane: two blocks or more; best what one layer has there, and a tenth more. Attention is then no part of a
+	 * capture, and its results are right if kvt_batch_wait() says so. 0: they are read where they are.
+	 */
+	uint64_t ring_bytes;
 };
 
 /* -ENODEV: no gpu tier; -ENOMEM: gpu_scratch_bytes, which one batch at a time has, is too small, or in use. */
@@ -568,6 +574,8 @@ struct kvt_stats {
 	uint64_t gpu_dropped;	   /* blocks that were there then; those with a copy on disk go on from it */
 	uint64_t demotions;	   /* blocks that made room by going down to the next memory tier */
 	uint64_t disk_read_ns;	   /* time in which reads from disk were under way */
+	uint64_t streamed_bytes;   /* of blocks that were copied to the GPU ahead of attention, through a batch's ring */
+	uint64_t in_place_bytes;   /* of blocks in pinned memory that a batch's attention read there */
 };
 
 /* Fill @stats (its size set). Exact when the cache is at rest. */

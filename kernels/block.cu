@@ -65,6 +65,15 @@ extern "C" __global__ void __launch_bounds__(1024) block_digest(const struct kvt
 	}
 }
 
+extern "C" __global__ void __launch_bounds__(1024) block_verify(const struct kvt_verify_args a)
+{
+	const uint64_t *digests = at<const uint64_t>(a.digests), *wanted = at<const uint64_t>(a.wanted);
+
+	for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < a.n; i += gridDim.x * blockDim.x)
+		if (digests[i] != wanted[i])
+			atomicAdd(at<unsigned long long>(a.bad), 1ull);
+}
+
 /* ---- copy: a warp takes 4 KiB of an item at a time, eight loads of 16 bytes in flight in each thread ---- */
 
 #define PIECE 4096

@@ -28,12 +28,12 @@ $(BUILD)/kernels/kvtier.cu: $(KERNELS)
 $(FATBIN): $(BUILD)/kernels/kvtier.cu $(wildcard kernels/*.cuh) userspace/gpu/kernels.h
 	$(call say,NVCC)
 	$(Q)$(NVCC) $(NVCC_FLAGS) -I. -Ikernels -Iuserspace $(kernel_code) -fatbin -o $@ $<
-	$(Q)echo $(kernel_sm:%=sm_%) compute_80 > $@.archs
+	$(Q)echo '"$(strip $(kernel_sm:%=sm_%) compute_80)"' > $@.archs
 
-# Once made, they are part of the library, and kept up to date with it.
-ifneq ($(wildcard $(FATBIN)),)
+# Once made, or being made, they are part of the library, and kept up to date with it.
+ifneq ($(wildcard $(FATBIN))$(if $(NVCC),$(filter kernels carry,$(MAKECMDGOALS))),)
 FATBIN_OBJ := $(BUILD)/obj/userspace/gpu/fatbin.o
-$(FATBIN_OBJ): override CPPFLAGS += -DKVT_FATBIN='"$(abspath $(FATBIN))"' -DKVT_FATBIN_ARCHS='"$(shell cat $(FATBIN).archs)"'
+$(FATBIN_OBJ): override CPPFLAGS += -DKVT_FATBIN='"$(abspath $(FATBIN))"' -DKVT_FATBIN_ARCHS='"$(abspath $(FATBIN)).archs"'
 $(FATBIN_OBJ): $(FATBIN)
 endif
 

@@ -303,6 +303,37 @@ CASE(copy_2d)
 	}
 }
 
+/* The same from pinned memory, given out by the backend or registered with it; other memory of the host is refused. */
+CASE(copy_2d_from_the_host)
+{
+	enum { PITCH = 3000, WIDTH = 1024, ROWS = 5, BYTES = 4 * 4096 };
+	static uint8_t out[WIDTH * ROWS] __attribute__((aligned(4096)));
+	kvt_dptr d = device(sizeof(out));
+	uint8_t *mine;
+	void *pinned;
+
+	ck_assert_int_eq(posix_memalign((void **)&mine, 4096, BYTES), 0);
+	OK(g->ops->host_alloc(g, BYTES, &pinned));
+	for (int k = 0; k < 2; k++) {
+		uint8_t *from = k ? mine : pinned;
+
+		randomise(from, BYTES);
+		if (k) {
+			FAILS(-EINVAL, g->ops->copy_2d_async(g, d, WIDTH, (uintptr_t)from, PITCH, WIDTH, ROWS, 0));
+			OK(g->ops->host_register(g, mine, BYTES));
+		}
+		OK(g->ops->copy_2d_async(g, d, WIDTH, (uintptr_t)from, PITCH, WIDTH, ROWS, 0));
+		OK(g->ops->copy_d2h(g, out, d, sizeof(out)));
+		for (uint32_t y = 0; y < ROWS; y++)
+			ck_assert(!memcmp(out + y * WIDTH, from + y * PITCH, WIDTH));
+		FAILS(-EINVAL, g->ops->copy_2d_async(g, d, WIDTH, (uintptr_t)from, PITCH, WIDTH, ROWS + 1, 0));
+		FAILS(-EINVAL, g->ops->copy_2d_async(g, d, WIDTH, (uintptr_t)from + PITCH, 4096, WIDTH, ROWS, 0));
+	}
+	OK(g->ops->host_unregister(g, mine));
+	g->ops->host_free(g, pinned);
+	free(mine);
+}
+
 CASE(memset_sets_that_much)
 {
 	uint8_t out[300], want[300];
@@ -822,6 +853,48 @@ CASE(extend_places_and_digests)
 	}
 }
 
+/* Every word once, also behind the last whole round of loads. */
+CASE(read_reads_everything)
+{
+	enum { WORDS = 2 * 5003 };
+	static uint64_t words[WORDS];
+	uint64_t out = 7, want = out;
+	struct kvt_read_args a = { .bytes = sizeof(words) };
+	void *args[] = { &a };
+	kvt_kernel k = 0;
+
+	randomise(words, sizeof(words));
+	for (uint32_t i = 0; i < WORDS; i++)
+		want ^= words[i];
+	a.from = upload(words, sizeof(words));
+	a.out = upload(&out, sizeof(out));
+	OK(g->ops->kernel(g, "measure", "read", &k));
+	OK(g->ops->launch(g, k, grid, block, 0, 0, args, 1));
+	OK(g->ops->copy_d2h(g, &out, a.out, sizeof(out)));
+	ck_assert_uint_eq(out, want);
+}
+
+/* Digests that are not what they should be are counted, on top of what was. */
+CASE(verify_counts_what_differs)
+{
+	enum { N = 1500 };
+	static uint64_t digests[N], wanted[N];
+	uint64_t bad = 5, want = bad;
+	struct kvt_verify_args a = { .n = N };
+	void *args[] = { &a };
+
+	randomise(wanted, sizeof(wanted));
+	memcpy(digests, wanted, sizeof(digests));
+	for (uint32_t i = 0; i < N; i += 1 + i % 3 * 100, want++)
+		digests[i] ^= 1ull << i % 64;
+	a.digests = upload(digests, sizeof(digests));
+	a.wanted = upload(wanted, sizeof(wanted));
+	a.bad = upload(&bad, sizeof(bad));
+	OK(g->ops->launch(g, kernel("verify"), grid, block, 0, 0, args, 1));
+	OK(g->ops->copy_d2h(g, &bad, a.bad, sizeof(bad)));
+	ck_assert_uint_eq(bad, want);
+}
+
 CASE(set_and_advance)
 {
 	uint64_t words[50], want[50];
@@ -1055,6 +1128,7 @@ int main(void)
 	ADD(async_copies);
 	ADD(copies_outside_memory_are_refused);
 	ADD(copy_2d);
+	ADD(copy_2d_from_the_host);
 	ADD(memset_sets_that_much);
 	ADD(a_stream_is_in_order);
 	ADD(destroying_a_stream_keeps_its_work);
@@ -1072,6 +1146,8 @@ int main(void)
 	ADD(copy_gathers_and_scatters);
 	ADD(append_encodes_as_the_cpu_does);
 	ADD(extend_places_and_digests);
+	ADD(read_reads_everything);
+	ADD(verify_counts_what_differs);
 	ADD(set_and_advance);
 	ADD(a_graph_replays_a_launch);
 	ADD(no_entry_is_null);

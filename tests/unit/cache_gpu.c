@@ -91,8 +91,9 @@ static int (*const backends[])(struct kvt_gpu **) = { open_cpu, open_mock, open_
 static int n_backends = 4;
 #define MOCK(i) ((i) == 1 || (i) == 2)
 
-/* @gpu_frames, @pinned_frames: blocks of 4 KiB. */
-static int make(struct rig *r, struct kvt_gpu *gpu, uint32_t gpu_frames, uint32_t pinned_frames, uint32_t max_seqs)
+/* @gpu_frames, @pinned_frames, @ring_frames: blocks of 4 KiB. */
+static int make_ring(struct rig *r, struct kvt_gpu *gpu, uint32_t gpu_frames, uint32_t pinned_frames, uint32_t max_seqs,
+		     uint32_t ring_frames)
 {
 	struct kvt_plane_params planes[PLANES];
 	struct kvt_cache_params p = KVT_INIT(p);
@@ -105,7 +106,7 @@ static int make(struct rig *r, struct kvt_gpu *gpu, uint32_t gpu_frames, uint32_
 	p.planes = planes;
 	p.n_planes = PLANES;
 	p.block_bytes = 4096;
-	p.gpu_scratch_bytes = 3 << 20;
+	p.gpu_scratch_bytes = (3 << 20) + (ring_frames ? (64 << 10) + ring_frames * 4096ull : 0);
 	p.gpu_bytes = p.gpu_scratch_bytes + (280 << 10) + gpu_frames * 4096ull; /* between: the store's staging */
 	p.pinned_bytes = pinned_frames * 4096ull;
 	p.ram_bytes = 6 << 20;
@@ -115,6 +116,7 @@ static int make(struct rig *r, struct kvt_gpu *gpu, uint32_t gpu_frames, uint32_
 	p.max_query_heads = Q_HEADS;
 	b.max_seqs = max_seqs;
 	b.max_tokens = MAX_TOKENS;
+	b.ring_bytes = ring_frames * 4096ull;
 	r->gpu = gpu;
 	r->batch = NULL;
 	r->src = r->q = r->out = 0;
@@ -131,6 +133,11 @@ static int make(struct rig *r, struct kvt_gpu *gpu, uint32_t gpu_frames, uint32_
 	if (!ret)
 		ret = gpu->ops->alloc(gpu, MAX_TOKENS * Q_HEADS * DIM * 4, &r->out);
 	return ret;
+}
+
+static int make(struct rig *r, struct kvt_gpu *gpu, uint32_t gpu_frames, uint32_t pinned_frames, uint32_t max_seqs)
+{
+	return make_ring(r, gpu, gpu_frames, pinned_frames, max_seqs, 0);
 }
 
 static void unmake(struct rig *r)
@@ -528,6 +535,303 @@ START_TEST(a_captured_step_serves_later_ones)
 }
 END_TEST
 
+/*
+ * @steps tokens of each sequence, of which nobody waits for any: rows, queries and results have memory of their own.
+ * @out: [steps][layer][sequence] query heads.
+ */
+static int decode(struct rig *r, const uint32_t *names, uint32_t *lens, uint32_t n, uint32_t steps, float *out)
+{
+	const uint32_t q_row = Q_HEADS * DIM;
+	static float rows[MAX_TOKENS * ELEMS], q[MAX_TOKENS * Q_HEADS * DIM];
+	struct kvt_rows src = { .type = KVT_F32 };
+	struct kvt_batch_attn io = KVT_INIT(io);
+	struct kvt_attn attn = KVT_INIT(attn);
+	uint32_t ones[4] = { 1, 1, 1, 1 };
+	int ret;
+
+	ck_assert_uint_le(steps * PLANES * n, MAX_TOKENS);
+	for (uint32_t s = 0; s < steps; s++)
+		for (uint32_t plane = 0; plane < PLANES; plane++)
+			for (uint32_t i = 0; i < n; i++) {
+				row_of(names[i], plane, lens[i] + s, rows + ((s * PLANES + plane) * n + i) * ELEMS, ELEMS);
+				row_of(70 + i, plane, lens[i] + s, q + ((s * PLANES + plane) / 2 * n + i) * q_row, q_row);
+			}
+	ret = r->gpu->ops->copy_h2d(r->gpu, r->src, rows, steps * PLANES * n * ELEMS * 4ull);
+	if (!ret)
+		ret = r->gpu->ops->copy_h2d(r->gpu, r->q, q, steps * PLANES / 2 * n * q_row * 4ull);
+	attn.flags = KVT_ATTN_CAUSAL;
+	attn.n_heads = Q_HEADS;
+	for (uint32_t s = 0; s < steps && !ret; s++) {
+		ret = kvt_batch_step(r->batch, ones, NULL);
+		for (uint32_t plane = 0; plane < PLANES && !ret; plane++) {
+			src.data = (void *)(uintptr_t)(r->src + (s * PLANES + plane) * n * ELEMS * 4ull);
+			ret = kvt_batch_write(r->batch, plane, &src);
+			attn.k_plane = plane - 1;
+			attn.v_plane = plane;
+			io.q = r->q + (s * PLANES + plane) / 2 * n * q_row * 4ull;
+			io.out = r->out + (s * PLANES + plane) / 2 * n * q_row * 4ull;
+			if (!ret && plane % 2)
+				ret = kvt_batch_attend(r->batch, &attn, &io);
+		}
+	}
+	if (!ret)
+		ret = kvt_batch_wait(r->batch);
+	if (!ret)
+		ret = r->gpu->ops->copy_d2h(r->gpu, out, r->out, steps * PLANES / 2 * n * q_row * 4ull);
+	for (uint32_t i = 0; i < n; i++)
+		lens[i] += steps;
+	return ret;
+}
+
+enum { RING_LEN = 290, RING_FORK = 160, RING_STEPS = 6, RING_FLOATS = RING_STEPS * 2 * 2 * Q_HEADS * DIM };
+
+/* Two sequences, the second a fork of the first, each with something of its own. */
+static void make_forks(struct rig *r, struct kvt_seq **seq, uint32_t *lens)
+{
+	OK(kvt_seq_create(r->cache, &seq[0]));
+	write_on_cpu(seq[0], 21, 0, RING_LEN);
+	OK(kvt_seq_fork(seq[0], RING_FORK, &seq[1]));
+	write_on_cpu(seq[1], 22, RING_FORK, 50);
+	lens[0] = RING_LEN;
+	lens[1] = RING_FORK + 50;
+}
+
+static const uint32_t ring_names[2] = { 21, 22 };
+
+/* Blocks that pass through a ring of any size, or are read in place, or are resident: the bits are the same. */
+START_TEST(a_ring_changes_no_bit)
+{
+	static const struct {
+		uint32_t gpu, pinned, ring;
+	} ways[] = { { 250, 0, 0 }, { 12, 250, 0 }, { 12, 250, 2 }, { 12, 250, 7 }, { 40, 250, 21 }, { 12, 250, 37 },
+		     { 12, 250, 64 }, { 12, 250, 200 } };
+	static float want[RING_FLOATS], got[RING_FLOATS];
+	struct kvt_stats st = KVT_INIT(st);
+	struct kvt_seq *seq[2];
+	struct kvt_gpu *gpu;
+	uint32_t lens[2];
+	struct rig r;
+
+	OK(backends[_i](&gpu));
+	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
+		OK(make_ring(&r, gpu, ways[w].gpu, ways[w].pinned, 2, ways[w].ring));
+		make_forks(&r, seq, lens);
+		for (int round = 0; round < 2; round++) { /* the second finds other blocks full */
+			OK(kvt_batch_attach(r.batch, seq, 2));
+			OK(decode(&r, ring_names, lens, 2, RING_STEPS, got));
+			kvt_batch_detach(r.batch);
+		}
+		if (!w)
+			memcpy(want, got, sizeof(want));
+		ck_assert_msg(!memcmp(want, got, sizeof(want)), "way %zu gives other bits", w);
+		OK(kvt_cache_stats(r.cache, &st));
+		ck_assert_uint_eq(st.digest_errors, 0);
+		if (w < 2)
+			ck_assert_int_eq(st.in_place_bytes > 0, w);
+		if (!_i || MOCK(_i))
+			ck_assert_int_eq(st.streamed_bytes > 0, ways[w].ring > 0);
+		OK(verify(seq[0], 21, lens[0]));
+		unmake(&r);
+	}
+	close_gpu(gpu, MOCK(_i));
+}
+END_TEST
+
+/* Each step moves what is not resident, once, and nothing more; it waits for nothing and allocates nothing. */
+START_TEST(a_step_moves_what_is_not_resident)
+{
+	enum { STEPS = 5, WARM = 3 }; /* which open no block */
+	static float out[STEPS * 2 * 2 * Q_HEADS * DIM];
+	struct kvt_stats st = KVT_INIT(st);
+	uint64_t streamed, in_place, pinned;
+	struct kvt_seq *seq[2];
+	struct kvt_gpu *gpu;
+	uint32_t lens[2];
+	struct rig r;
+
+	OK(backends[_i](&gpu));
+	OK(make_ring(&r, gpu, 12, 250, 2, 46)); /* two planes, and a little more */
+	make_forks(&r, seq, lens);
+	OK(kvt_batch_attach(r.batch, seq, 2));
+	OK(decode(&r, ring_names, lens, 2, WARM, out));
+	OK(kvt_cache_stats(r.cache, &st));
+	pinned = st.tier[KVT_TIER_PINNED].blocks;
+	streamed = st.streamed_bytes;
+	in_place = st.in_place_bytes;
+	ck_assert_uint_eq(st.tier[KVT_TIER_GPU].frames_free, 0);
+	ck_assert_uint_gt(pinned, 60);
+	if (MOCK(_i))
+		kvt_mock_reset(gpu);
+	OK(decode(&r, ring_names, lens, 2, STEPS, out));
+	if (MOCK(_i)) {
+		ck_assert_uint_eq(kvt_mock_syncs(gpu), 5); /* rows, queries, the wait, its verdict, results: none of a step */
+		ck_assert_uint_eq(kvt_mock_allocs(gpu), 0);
+	}
+	OK(kvt_cache_stats(r.cache, &st));
+	ck_assert_uint_eq(st.tier[KVT_TIER_PINNED].blocks, pinned);
+	ck_assert_uint_eq(st.streamed_bytes - streamed + st.in_place_bytes - in_place, STEPS * pinned * 4096);
+	if (!_i || MOCK(_i)) /* a device may find in place faster */
+		ck_assert_uint_ge(st.streamed_bytes - streamed, STEPS * (pinned - 8) * 4096); /* but for the open ones */
+	unmake(&r);
+	close_gpu(gpu, MOCK(_i));
+}
+END_TEST
+
+/* A bit that flips on the way to the ring: the results are refused, once, and what is not refused is right. */
+START_TEST(what_arrives_damaged_is_refused)
+{
+	enum { ROUNDS = 4, STEPS = 2, FLOATS = STEPS * 2 * 2 * Q_HEADS * DIM };
+	static float want[ROUNDS][FLOATS], got[FLOATS];
+	uint64_t copies = 2; /* that bring blocks to the ring, in a round */
+	struct kvt_stats st = KVT_INIT(st);
+	uint32_t lens[2], refused, total = 0;
+	struct kvt_seq *seq[2];
+	struct kvt_gpu *gpu;
+	struct rig r;
+	int ret;
+
+	for (uint64_t nth = 0; nth < copies / 2; nth++) {
+		OK((_i ? open_late_mock : open_mock)(&gpu));
+		OK(make_ring(&r, gpu, 12, 250, 2, 46));
+		make_forks(&r, seq, lens);
+		OK(kvt_batch_attach(r.batch, seq, 2));
+		refused = 0;
+		for (int round = 0; round < ROUNDS; round++) {
+			kvt_mock_reset(gpu);
+			if (round == 1 && nth) /* behind rows and queries */
+				kvt_mock_flip(gpu, 2 + nth, 12345 * nth);
+			ret = decode(&r, ring_names, lens, 2, STEPS, nth ? got : want[round]);
+			kvt_mock_flip(gpu, 0, 0);
+			copies = kvt_mock_count(gpu, KVT_MOCK_copy_2d_async) + kvt_mock_count(gpu, KVT_MOCK_copy_h2d_async);
+			if (ret) {
+				ck_assert_int_eq(ret, -EBADMSG);
+				refused++;
+			} else if (nth) {
+				ck_assert(!memcmp(want[round], got, sizeof(got)));
+			}
+		}
+		OK(kvt_cache_stats(r.cache, &st));
+		ck_assert_uint_eq(st.digest_errors, refused);
+		ck_assert_uint_le(refused, nth > 0);
+		total += refused;
+		unmake(&r);
+		close_gpu(gpu, true);
+	}
+	ck_assert_uint_ge(total, 3);
+}
+END_TEST
+
+/* What a ring holds for good is copied again once it was found damaged. */
+START_TEST(damage_does_not_stay)
+{
+	enum { FLOATS = 2 * 2 * Q_HEADS * DIM };
+	static float want[2][FLOATS], got[2][FLOATS];
+	struct kvt_mock_record copy;
+	struct kvt_seq *seq[2];
+	uint32_t lens[2];
+	struct kvt_gpu *gpu;
+	struct rig r;
+	kvt_dptr at;
+
+	for (int damaged = 0; damaged < 2; damaged++) {
+		OK(open_mock(&gpu));
+		OK(make_ring(&r, gpu, 12, 250, 2, 200));
+		make_forks(&r, seq, lens);
+		kvt_mock_reset(gpu);
+		OK(kvt_batch_attach(r.batch, seq, 2));
+		at = 0; /* where the last copy to the ring went */
+		for (uint64_t i = 0; kvt_mock_log(gpu, i, &copy); i++)
+			at = copy.call == KVT_MOCK_copy_2d_async || copy.call == KVT_MOCK_copy_h2d_async ? copy.dst : at;
+		ck_assert_uint_ne(at, 0);
+		if (damaged)
+			kvt_mock_corrupt(gpu, at, 777);
+		IS(damaged ? -EBADMSG : 0, decode(&r, ring_names, lens, 2, 1, damaged ? got[0] : want[0]));
+		OK(decode(&r, ring_names, lens, 2, 1, damaged ? got[1] : want[1]));
+		unmake(&r);
+		close_gpu(gpu, true);
+	}
+	ck_assert(!memcmp(want[1], got[1], sizeof(want[1])));
+}
+END_TEST
+
+/* Each call of the device fails once while blocks pass through a ring: what is given out is right. */
+START_TEST(each_call_fails_once_with_a_ring)
+{
+	enum { STEPS = 3 };
+	uint64_t step_by = test_rounds(37, 151, 151), at, runs = 0;
+	static float want[STEPS * 2 * 2 * Q_HEADS * DIM], got[STEPS * 2 * 2 * Q_HEADS * DIM];
+	bool failed = true;
+
+	for (at = 0; failed; at += at ? step_by : 1) {
+		struct kvt_seq *seq[2];
+		struct kvt_gpu *gpu;
+		uint32_t lens[2];
+		struct rig r;
+		int ret;
+
+		OK(open_late_mock(&gpu));
+		OK(make_ring(&r, gpu, 12, 250, 2, 46));
+		make_forks(&r, seq, lens);
+		kvt_mock_fail_at(gpu, at, _i ? -ENODEV : -EIO);
+		ret = kvt_batch_attach(r.batch, seq, 2);
+		if (!ret)
+			ret = decode(&r, ring_names, lens, 2, STEPS, at ? got : want);
+		failed = !at || kvt_mock_failed(gpu);
+		runs += failed;
+		if (!failed)
+			OK(ret);
+		if (at && !ret)
+			ck_assert(!memcmp(want, got, sizeof(want)));
+		kvt_batch_detach(r.batch);
+		unmake(&r);
+		close_gpu(gpu, true);
+	}
+	ck_assert_uint_gt(runs * step_by, 100);
+}
+END_TEST
+
+/* What a ring cannot do is said. */
+START_TEST(limits_of_a_ring)
+{
+	struct kvt_batch_params p = KVT_INIT(p);
+	struct kvt_batch_attn io = KVT_INIT(io);
+	struct kvt_attn a = KVT_INIT(a);
+	static float out[2 * 2 * Q_HEADS * DIM];
+	struct kvt_seq *seq[2];
+	struct kvt_gpu *gpu;
+	kvt_graph graph;
+	uint32_t lens[2];
+	struct rig r;
+
+	OK(open_mock(&gpu));
+	OK(make_ring(&r, gpu, 12, 250, 2, 46));
+	make_forks(&r, seq, lens);
+	OK(kvt_batch_attach(r.batch, seq, 2));
+	OK(decode(&r, ring_names, lens, 2, 1, out));
+	a.n_heads = Q_HEADS;
+	io.q = r.q;
+	io.out = r.out;
+	a.v_plane = 2;
+	IS(-EOPNOTSUPP, kvt_batch_attend(r.batch, &a, &io));
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "neighbours"));
+	a.v_plane = 1;
+	OK(gpu->ops->capture_begin(gpu, kvt_batch_stream(r.batch)));
+	IS(-EINVAL, kvt_batch_attend(r.batch, &a, &io));
+	OK(gpu->ops->capture_end(gpu, kvt_batch_stream(r.batch), &graph));
+	gpu->ops->graph_destroy(gpu, graph);
+	kvt_batch_destroy(r.batch);
+	r.batch = NULL;
+	p.ring_bytes = 4096;
+	IS(-EINVAL, kvt_batch_create(r.cache, &p, &r.batch));
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "ring_bytes is 4096"));
+	p.ring_bytes = 64 << 20;
+	IS(-ENOMEM, kvt_batch_create(r.cache, &p, &r.batch));
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "for its ring"));
+	unmake(&r);
+	close_gpu(gpu, true);
+}
+END_TEST
+
 /* More than the gpu and pinned tiers hold: the step fails, nothing is longer, and what was there is still right. */
 START_TEST(a_full_tier_is_an_error)
 {
@@ -670,6 +974,12 @@ int main(void)
 	tcase_add_loop_test(t, an_aborted_step_loses_nothing, 0, n_backends);
 	tcase_add_loop_test(t, attention_depends_on_the_rows_alone, 0, n_backends);
 	tcase_add_loop_test(t, a_captured_step_serves_later_ones, 0, n_backends);
+	tcase_add_loop_test(t, a_ring_changes_no_bit, 0, n_backends);
+	tcase_add_loop_test(t, a_step_moves_what_is_not_resident, 0, n_backends);
+	tcase_add_loop_test(t, what_arrives_damaged_is_refused, 0, 2);
+	tcase_add_test(t, damage_does_not_stay);
+	tcase_add_loop_test(t, each_call_fails_once_with_a_ring, 0, 2);
+	tcase_add_test(t, limits_of_a_ring);
 	tcase_add_loop_test(t, a_full_tier_is_an_error, 0, n_backends);
 	tcase_add_loop_test(t, each_call_fails_once, 0, 2);
 	tcase_add_test(t, parameters);

@@ -6,13 +6,15 @@
  * tokens. Positions are read from device memory, so that work which was
  * captured once serves every later step.
  *
- * Nothing here waits for the device but attach (its uploads) and detach (which
- * takes the digests that kernels have added up).
+ * Nothing here waits for the device but attach (its uploads), detach (which
+ * takes the digests that kernels have added up), and the first attention of a
+ * batch with a ring (cache/ring.h), which finds out whether the ring is faster.
  *
  * Device memory, in 64-bit words: tokens, rows (two of each a word), then for
  * each sequence plane blocks[max_seqs][stride] and sums[max_seqs][stride].
  */
 #include "cache/batch.h"
+#include "cache/ring.h"
 
 #include <errno.h>
 #include <math.h>
@@ -52,6 +54,8 @@ struct kvt_batch {
 	uint64_t *line;		/* [stride] */
 	uint64_t *zeros_hash;	/* [n_planes]: kvt_row_hash() of a row of zeros */
 	struct kvt_set_args pending;
+	struct kvt_ring *ring; /* or NULL: what is in pinned memory is read there */
+	uint32_t *in_place;    /* [n_planes]: table entries of blocks that are */
 };
 
 /* ---- words on the device, set in stream order from launch arguments: no copy has to outlive the call ---- */
@@ -184,6 +188,7 @@ static int open_next(struct kvt_batch *b, uint32_t plane, uint32_t seq, uint32_t
 	}
 	put_word(b, blocks_word(b, plane, seq) + at, address);
 	put_word(b, sums_word(b, plane, seq) + at, digest);
+	b->in_place[plane] += kvt_store_on_host(store, *block, &(struct kvt_host_rows){ 0 });
 	open->end++;
 	return 0;
 }
@@ -291,10 +296,52 @@ void kvt_batch_detach(struct kvt_batch *b)
 	if (!ret)
 		ret = b->ops->stream_sync(b->gpu, b->stream);
 	kvt_store_device_ended(b->cache->store, ret, "a batch's work");
+	if (b->ring) /* nothing comes out of pinned frames any more */
+		kvt_store_device_ended(b->cache->store, kvt_ring_stop(b->ring), "a batch's copies");
 	for (uint32_t i = 0; i < b->n; i++)
 		detach_seq(b, i, b->cache->n_planes, !ret);
 	b->n = b->total = 0;
 	b->pending.n = 0;
+}
+
+/* ---- blocks in pinned memory: read there, or from the ring ---- */
+
+/* Those that pass through the ring have their places in the tables from now on. */
+static int use_ring(struct kvt_batch *b)
+{
+	uint32_t plane, word;
+	kvt_dptr place;
+	int ret = 0;
+
+	for (uint32_t i = 0; !ret && kvt_ring_entry(b->ring, i, &plane, &word, &place); i++) {
+		ret = set_word(b, word, place);
+		b->in_place[plane]--;
+	}
+	if (!ret)
+		ret = flush_words(b);
+	return ret ? ret : kvt_ring_start(b->ring);
+}
+
+/* Full blocks stay as they are while they are attached, so copies of them do. */
+static int find_on_host(struct kvt_batch *b)
+{
+	struct kvt_host_rows rows;
+	bool room = b->ring;
+	int ret;
+
+	for (uint32_t plane = 0; plane < b->cache->n_planes; plane++)
+		for (uint32_t seq = 0; seq < b->n && !b->cache->planes[plane].rows; seq++) {
+			const uint32_t *table = kvt_seq_table(b->seqs[seq], &b->cache->planes[plane]);
+
+			for (uint32_t at = 0; at < open_of(b, plane, seq)->first; at++) {
+				if (!kvt_store_on_host(b->cache->store, table[at], &rows))
+					continue;
+				b->in_place[plane]++;
+				room = room && !kvt_ring_add(b->ring, plane, blocks_word(b, plane, seq) + at, &rows);
+			}
+		}
+	ret = b->ring ? kvt_ring_lay_out(b->ring) : 0;
+	return !ret && b->ring && kvt_ring_on(b->ring) ? use_ring(b) : ret;
 }
 
 /* KV rows that launches are sized for when sequences have @rows. */
@@ -338,6 +385,7 @@ int kvt_batch_attach(struct kvt_batch *b, struct kvt_seq *const *seqs, uint32_t 
 			if (seqs[k] == seqs[i])
 				return kvt_fail(-EINVAL, "sequences %u and %u of the batch are one", k, i);
 	}
+	memset(b->in_place, 0, b->cache->n_planes * sizeof(*b->in_place));
 	for (uint32_t i = 0; i < n && !ret; i++) {
 		b->seqs[i] = seqs[i];
 		b->counts[i] = 0;
@@ -353,6 +401,8 @@ int kvt_batch_attach(struct kvt_batch *b, struct kvt_seq *const *seqs, uint32_t 
 		ret = set_word(b, i, 0);
 	if (!ret)
 		ret = flush_words(b);
+	if (!ret)
+		ret = find_on_host(b);
 	if (ret) {
 		kvt_batch_detach(b);
 		return kvt_store_device_ended(b->cache->store, ret, "attaching a batch");
@@ -507,16 +557,61 @@ static int attend_args(struct kvt_batch *b, const struct kvt_attn *a, const stru
 	return 0;
 }
 
+struct attention {
+	struct kvt_batch *batch;
+	struct kvt_attend_recipe recipe;
+	struct kvt_attend_args args;
+};
+
+static int launch_attention(void *arg)
+{
+	struct attention *a = arg;
+	struct kvt_batch *b = a->batch;
+	void *list = &a->args;
+	kvt_kernel kernel;
+	int ret = 0;
+
+	for (uint32_t i = 0; !ret && i < a->recipe.n; i++) {
+		const struct kvt_attend_step *step = &a->recipe.step[i];
+
+		ret = b->ops->kernel(b->gpu, "attend", step->function, &kernel);
+		if (!ret)
+			ret = b->ops->launch(b->gpu, kernel, step->grid, step->block, step->shared_bytes, b->stream, &list, 1);
+	}
+	return ret;
+}
+
+/* With what passes through the ring there. */
+static int attend(struct kvt_batch *b, struct attention *a, uint32_t k, uint32_t v)
+{
+	int ret = 0, left;
+
+	if (b->ring && kvt_ring_undecided(b->ring, k, v)) {
+		ret = kvt_ring_try(b->ring, k, v, launch_attention, a);
+		if (!ret && kvt_ring_on(b->ring))
+			ret = use_ring(b);
+	}
+	if (ret || !b->ring || !kvt_ring_on(b->ring)) {
+		ret = ret ? ret : launch_attention(a);
+	} else {
+		ret = kvt_ring_enter(b->ring, k, v);
+		if (!ret)
+			ret = launch_attention(a);
+		left = kvt_ring_leave(b->ring, k, v);
+		ret = ret ? ret : left;
+	}
+	if (!ret && (b->in_place[k] || b->in_place[v]))
+		kvt_cache_streamed(b->cache, 0, (b->in_place[k] + (k == v ? 0 : b->in_place[v])) * b->cache->block_bytes);
+	return ret;
+}
+
 int kvt_batch_attend(struct kvt_batch *b, const struct kvt_attn *attn, const struct kvt_batch_attn *io)
 {
 	const struct kvt_attend_device device = { b->gpu->sm, b->gpu->processors, b->gpu->shared_max };
 	const struct kvt_attend_limits limits = { .tokens = b->total, .seq_tokens = b->longest, .rows = b->rows_most };
-	struct kvt_attend_recipe recipe;
-	struct kvt_attend_args args;
+	struct attention launches = { .batch = b };
 	struct kvt_batch_attn where;
 	struct kvt_attn a;
-	kvt_kernel kernel;
-	void *list = &args;
 	int ret = kvt_params_copy(&a, sizeof(a), sizeof(a), attn, "attention");
 
 	if (!ret)
@@ -524,26 +619,25 @@ int kvt_batch_attend(struct kvt_batch *b, const struct kvt_attn *attn, const str
 	if (!ret && where.reserved)
 		ret = kvt_fail(-EINVAL, "attention on a GPU: reserved is %u, not 0", where.reserved);
 	if (!ret)
-		ret = attend_args(b, &a, &where, &args);
+		ret = attend_args(b, &a, &where, &launches.args);
 	if (!ret)
-		ret = kvt_attend_recipe(&device, &limits, &args, &recipe);
-	if (!ret && recipe.scratch_bytes > b->scratch_bytes)
+		ret = kvt_attend_recipe(&device, &limits, &launches.args, &launches.recipe);
+	if (!ret && launches.recipe.scratch_bytes > b->scratch_bytes)
 		ret = kvt_fail(-ENOMEM, "attention: %llu bytes of scratch are needed for %llu KV rows, the batch has %llu: raise gpu_scratch_bytes",
-			       (unsigned long long)recipe.scratch_bytes, (unsigned long long)b->rows_most,
+			       (unsigned long long)launches.recipe.scratch_bytes, (unsigned long long)b->rows_most,
 			       (unsigned long long)b->scratch_bytes);
-	for (uint32_t i = 0; !ret && i < recipe.n; i++) {
-		const struct kvt_attend_step *step = &recipe.step[i];
-
-		ret = b->ops->kernel(b->gpu, "attend", step->function, &kernel);
-		if (!ret)
-			ret = b->ops->launch(b->gpu, kernel, step->grid, step->block, step->shared_bytes, b->stream, &list, 1);
-	}
+	if (!ret)
+		ret = attend(b, &launches, a.k_plane, a.v_plane);
 	return ret == -ENODEV ? kvt_store_device_ended(b->cache->store, ret, "attention") : ret;
 }
 
 int kvt_batch_wait(struct kvt_batch *b)
 {
-	return kvt_store_device_ended(b->cache->store, b->ops->stream_sync(b->gpu, b->stream), "a batch's work");
+	int ret = b->ops->stream_sync(b->gpu, b->stream);
+
+	if (!ret && b->ring)
+		ret = kvt_ring_verdict(b->ring);
+	return kvt_store_device_ended(b->cache->store, ret, "a batch's work");
 }
 
 /* ---- life ---- */
@@ -554,7 +648,8 @@ static uint64_t table_words(uint64_t max_seqs, uint64_t n_planes, uint64_t strid
 	const struct kvt_batch *b;
 
 	*host = sizeof(*b) + max_seqs * sizeof(*b->seqs) + (max_seqs + 2) * sizeof(*b->counts) +
-		max_seqs * n_planes * sizeof(*b->open) + stride * sizeof(*b->line) + n_planes * sizeof(*b->zeros_hash);
+		max_seqs * n_planes * sizeof(*b->open) + stride * sizeof(*b->line) +
+		n_planes * (sizeof(*b->zeros_hash) + sizeof(*b->in_place));
 	return max_seqs / 2 + 1 + (max_seqs + 1) / 2 + 2 * n_planes * max_seqs * stride;
 }
 
@@ -588,10 +683,11 @@ int64_t kvt_batch_scratch(const struct kvt_cache_params *p, const struct kvt_bat
 }
 
 /* What tables and scratch take of gpu_scratch_bytes, the host's copies included. */
-static int take(struct kvt_batch *b)
+static int take(struct kvt_batch *b, uint64_t ring_bytes)
 {
 	struct kvt_cache *c = b->cache;
-	uint64_t words, host;
+	struct kvt_stats st = KVT_INIT(st);
+	uint64_t words, host, entries, ring = 0;
 	int ret;
 
 	for (uint32_t i = 0; i < c->n_planes; i++)
@@ -600,26 +696,34 @@ static int take(struct kvt_batch *b)
 	b->tokens_words = b->max_seqs / 2 + 1;
 	b->rows_words = (b->max_seqs + 1) / 2;
 	words = table_words(b->max_seqs, c->n_planes, b->stride, &host);
-	if (words > UINT32_MAX || 8 * words + host > c->gpu_scratch_bytes)
-		return kvt_fail(-ENOMEM, "a batch of %u sequences takes %llu bytes for tables, and scratch for attention; gpu_scratch_bytes is %llu",
-				b->max_seqs, (unsigned long long)(8 * words + host), (unsigned long long)c->gpu_scratch_bytes);
+	kvt_cache_stats(c, &st);
+	entries = st.tier[KVT_TIER_PINNED].frames;
+	if (ring_bytes && entries)
+		ring = kvt_ring_bytes(c, ring_bytes, (uint32_t)entries);
+	if (words > UINT32_MAX || ring > c->gpu_scratch_bytes || 8 * words + host > c->gpu_scratch_bytes - ring)
+		return kvt_fail(-ENOMEM, "a batch of %u sequences takes %llu bytes for tables, %llu for its ring, and scratch for attention; gpu_scratch_bytes is %llu",
+				b->max_seqs, (unsigned long long)(8 * words + host), (unsigned long long)ring,
+				(unsigned long long)c->gpu_scratch_bytes);
 	ret = kvt_budget_charge(&c->budget[KVT_TIER_GPU], c->gpu_scratch_bytes);
 	if (ret)
 		return kvt_fail(ret, "gpu_scratch_bytes, %llu, are in use by another batch", (unsigned long long)c->gpu_scratch_bytes);
 	b->charged = c->gpu_scratch_bytes;
-	b->scratch_bytes = (c->gpu_scratch_bytes - 8 * words - host) / 256 * 256;
+	b->scratch_bytes = (c->gpu_scratch_bytes - ring - 8 * words - host) / 256 * 256;
 	b->seqs = calloc(b->max_seqs, sizeof(*b->seqs));
 	b->counts = calloc(b->max_seqs + 2, sizeof(*b->counts));
 	b->open = calloc((uint64_t)b->max_seqs * c->n_planes, sizeof(*b->open));
 	b->line = calloc(b->stride, sizeof(*b->line));
 	b->zeros_hash = calloc(c->n_planes, sizeof(*b->zeros_hash));
-	if (!b->seqs || !b->counts || !b->open || !b->line || !b->zeros_hash)
+	b->in_place = calloc(c->n_planes, sizeof(*b->in_place));
+	if (!b->seqs || !b->counts || !b->open || !b->line || !b->zeros_hash || !b->in_place)
 		return kvt_fail(-ENOMEM, "no memory for a batch of %u sequences", b->max_seqs);
 	for (uint32_t i = 0; i < c->n_planes; i++)
 		b->zeros_hash[i] = kvt_row_hash(kvt_store_zeros(c->store), c->planes[i].geom.row_bytes);
 	ret = b->ops->alloc(b->gpu, 8 * words, &b->words);
 	if (!ret && b->scratch_bytes)
 		ret = b->ops->alloc(b->gpu, b->scratch_bytes, &b->scratch);
+	if (!ret && ring)
+		ret = kvt_ring_create(c, b->stream, ring_bytes, (uint32_t)entries, &b->ring);
 	return ret;
 }
 
@@ -628,10 +732,12 @@ void kvt_batch_destroy(struct kvt_batch *b)
 	if (!b)
 		return;
 	kvt_batch_detach(b);
+	kvt_ring_destroy(b->ring);
 	b->ops->stream_destroy(b->gpu, b->stream);
 	b->ops->free(b->gpu, b->scratch);
 	b->ops->free(b->gpu, b->words);
 	kvt_budget_release(&b->cache->budget[KVT_TIER_GPU], b->charged);
+	free(b->in_place);
 	free(b->zeros_hash);
 	free(b->line);
 	free(b->open);
@@ -666,7 +772,7 @@ int kvt_batch_create(struct kvt_cache *c, const struct kvt_batch_params *params,
 		free(b);
 		return ret;
 	}
-	ret = take(b);
+	ret = take(b, p.ring_bytes);
 	if (!ret)
 		ret = b->ops->kernel(b->gpu, "block", "extend", &b->extend);
 	if (!ret)

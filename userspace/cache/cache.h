@@ -44,6 +44,14 @@ struct kvt_prefix;
 struct kvt_dir;
 struct kvt_publish;
 
+/* How blocks in pinned memory reach a batch's launches, and seconds that each way took for so many bytes. */
+enum kvt_ring_way { KVT_RING_UNKNOWN, KVT_RING_ENGINE, KVT_RING_KERNEL, KVT_RING_IN_PLACE };
+struct kvt_ring_choice {
+	enum kvt_ring_way way;
+	uint64_t bytes; /* 0: not tried */
+	double engine_s, kernel_s, in_place_s;
+};
+
 struct kvt_cache {
 	struct kvt_budget budget[KVT_TIERS];
 	char name[64];
@@ -65,6 +73,8 @@ struct kvt_cache {
 	struct kvt_publish *publish; /* or NULL */
 
 	pthread_mutex_t lock;
+	struct kvt_ring_choice ring; /* what a batch found out */
+	uint64_t streamed_bytes, in_place_bytes;
 	uint32_t alive; /* sequences */
 	uint32_t last_k; /* K plane of the last attention call, or UINT32_MAX */
 };
@@ -103,6 +113,10 @@ void kvt_cache_recover(struct kvt_cache *cache);
 int kvt_table_own(struct kvt_cache *cache, uint32_t *block, uint32_t rows, bool alone);
 
 int kvt_table_borrow(struct kvt_cache *cache, const struct kvt_plane *plane, uint32_t block, struct kvt_borrow *borrow);
+
+/* For statistics: bytes that a batch copied ahead, or launches read in pinned memory; what a ring decided. */
+void kvt_cache_streamed(struct kvt_cache *cache, uint64_t streamed, uint64_t in_place);
+void kvt_cache_ring(struct kvt_cache *cache, const struct kvt_ring_choice *choice);
 
 /* 0, or -EBUSY: a batch on the GPU has the sequence. */
 int kvt_seq_idle(const struct kvt_seq *seq);

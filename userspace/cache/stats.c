@@ -18,6 +18,8 @@ int kvt_cache_stats(struct kvt_cache *c, struct kvt_stats *stats)
 	kvt_store_stats(c->store, &st);
 	pthread_mutex_lock(&c->lock);
 	st.sequences = c->alive;
+	st.streamed_bytes = c->streamed_bytes;
+	st.in_place_bytes = c->in_place_bytes;
 	pthread_mutex_unlock(&c->lock);
 	if (size > sizeof(st)) {
 		memset(stats, 0, size);
@@ -26,6 +28,34 @@ int kvt_cache_stats(struct kvt_cache *c, struct kvt_stats *stats)
 	st.size = size;
 	memcpy(stats, &st, size);
 	return 0;
+}
+
+void kvt_cache_streamed(struct kvt_cache *c, uint64_t streamed, uint64_t in_place)
+{
+	pthread_mutex_lock(&c->lock);
+	c->streamed_bytes += streamed;
+	c->in_place_bytes += in_place;
+	pthread_mutex_unlock(&c->lock);
+}
+
+void kvt_cache_ring(struct kvt_cache *c, const struct kvt_ring_choice *choice)
+{
+	pthread_mutex_lock(&c->lock);
+	c->ring = *choice;
+	pthread_mutex_unlock(&c->lock);
+}
+
+/* What a batch does with blocks in pinned memory, and what it took to find out. */
+static json_t *ring_json(struct kvt_cache *c)
+{
+	static const char *const ways[] = { "", "engine", "kernel", "in place" };
+	struct kvt_ring_choice r;
+
+	pthread_mutex_lock(&c->lock);
+	r = c->ring;
+	pthread_mutex_unlock(&c->lock);
+	return json_pack("{ss sI sf sf sf}", "by", ways[r.way], "tried_bytes", (json_int_t)r.bytes, "engine_s", r.engine_s,
+			 "kernel_s", r.kernel_s, "in_place_s", r.in_place_s);
 }
 
 static json_t *tier_json(const struct kvt_tier_stats *t)
@@ -112,6 +142,8 @@ int64_t kvt_cache_stats_json(struct kvt_cache *c, char *buf, size_t bytes)
 	COUNT(gpu_dropped);
 	COUNT(demotions);
 	COUNT(disk_read_ns);
+	COUNT(streamed_bytes);
+	COUNT(in_place_bytes);
 #undef COUNT
 	if (c->prefix)
 		json_object_set_new(root, "prefix", prefix_json(c));
@@ -121,6 +153,7 @@ int64_t kvt_cache_stats_json(struct kvt_cache *c, char *buf, size_t bytes)
 				      rates.bytes_per_s[1], "down", rates.kernel[0] ? "kernel" : "engine",
 				      "down_bytes_per_s", rates.bytes_per_s[0], "calibration_us",
 				      (json_int_t)rates.micros));
+	json_object_set_new(root, "gpu_stream", ring_json(c));
 	json_object_set_new(root, "gpu_backend", json_string(c->gpu ? c->gpu->ops->name : ""));
 	json_object_set_new(root, "gpu", json_string(c->gpu ? c->gpu->description : ""));
 	json_object_set_new(root, "disk_reason", json_string(info.reason ? info.reason : ""));

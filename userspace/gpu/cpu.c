@@ -79,6 +79,17 @@ static int check_device(struct cpu *c, const char *what, kvt_dptr p, uint64_t by
 			(unsigned long long)bytes, (unsigned long long)p);
 }
 
+/* The same for what a kernel may read too: the device's, or pinned memory of the host. */
+static int check_source(struct cpu *c, const char *what, uint64_t p, uint64_t bytes)
+{
+	bool pinned;
+
+	pthread_mutex_lock(&c->lock);
+	pinned = kvt_ranges_pinned(&c->ranges, p, bytes);
+	pthread_mutex_unlock(&c->lock);
+	return pinned ? 0 : check_device(c, what, p, bytes);
+}
+
 static int take(struct cpu *c, enum kvt_range_kind kind, uint64_t bytes, void **p)
 {
 	size_t align = kind == KVT_RANGE_DEVICE ? ALIGN : (size_t)sysconf(_SC_PAGESIZE);
@@ -310,7 +321,7 @@ static int cpu_copy_2d_async(struct kvt_gpu *gpu, kvt_dptr dst, uint64_t dst_pit
 	if (!err && dst_bytes)
 		err = check_device(c, "copy_2d to", dst, dst_bytes);
 	if (!err && src_bytes)
-		err = check_device(c, "copy_2d from", src, src_bytes);
+		err = check_source(c, "copy_2d from", src, src_bytes);
 	if (err)
 		return err;
 	return put(c, stream, &op);

@@ -108,6 +108,17 @@ static int check_range(struct cuda *c, const char *what, kvt_dptr p, uint64_t by
 				     (unsigned long long)bytes, (unsigned long long)p);
 }
 
+/* The same for what a kernel may read too: the device's, or pinned memory of the host. */
+static int check_source(struct cuda *c, const char *what, uint64_t p, uint64_t bytes)
+{
+	bool pinned;
+
+	pthread_mutex_lock(&c->lock);
+	pinned = kvt_ranges_pinned(&c->ranges, p, bytes);
+	pthread_mutex_unlock(&c->lock);
+	return pinned ? 0 : check_range(c, what, p, bytes);
+}
+
 static int cuda_alloc(struct kvt_gpu *gpu, uint64_t bytes, kvt_dptr *p)
 {
 	struct cuda *c = cuda_of(gpu);
@@ -334,7 +345,7 @@ static int cuda_copy_2d_async(struct kvt_gpu *gpu, kvt_dptr dst, uint64_t dst_pi
 {
 	struct cuda *c = cuda_of(gpu);
 	const struct kvt_cu_copy_2d a = {
-		.src_type = KVT_CU_MEMORY_DEVICE, .src_device = src, .src_pitch = src_pitch,
+		.src_type = KVT_CU_MEMORY_UNIFIED, .src_device = src, .src_pitch = src_pitch,
 		.dst_type = KVT_CU_MEMORY_DEVICE, .dst_device = dst, .dst_pitch = dst_pitch,
 		.width = width, .height = height,
 	};
@@ -347,7 +358,7 @@ static int cuda_copy_2d_async(struct kvt_gpu *gpu, kvt_dptr dst, uint64_t dst_pi
 	if (!err && dst_bytes)
 		err = check_range(c, "copy_2d to", dst, dst_bytes);
 	if (!err && src_bytes)
-		err = check_range(c, "copy_2d from", src, src_bytes);
+		err = check_source(c, "copy_2d from", src, src_bytes);
 	if (!err)
 		err = kvt_cuda_begin(c, handle, &stream, &pushed);
 	if (err)

@@ -16,6 +16,7 @@ typedef struct kvt_cu_object *kvt_cu_handle; /* CUcontext, CUmodule, CUfunction,
 
 enum { /* CUmemorytype */
 	KVT_CU_MEMORY_DEVICE = 2,
+	KVT_CU_MEMORY_UNIFIED = 4, /* whichever the address says */
 };
 
 enum { /* CUdevice_attribute */

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
-/* The fatbin that `make kernels` made (KVT_FATBIN is its path), as read-only data; nothing where it was not made. */
+/*
+ * The fatbin that `make kernels` made (KVT_FATBIN is its path), as read-only
+ * data, and what it is for (a file with a string); nothing where it was not made.
+ */
 #include "gpu/fatbin.h"
 
 #include <stddef.h>
@@ -24,7 +27,9 @@ const void *kvt_fatbin(void)
 
 const char *kvt_gpu_kernel_archs(void)
 {
-	return KVT_FATBIN_ARCHS;
+	return
+#include KVT_FATBIN_ARCHS
+		;
 }
 #else
 const void *kvt_fatbin(void)

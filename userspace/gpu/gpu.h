@@ -56,7 +56,7 @@ struct kvt_gpu_ops {
 	int (*copy_h2d_async)(struct kvt_gpu *, kvt_dptr dst, const void *src, uint64_t bytes, kvt_stream);
 	int (*copy_d2h_async)(struct kvt_gpu *, void *dst, kvt_dptr src, uint64_t bytes, kvt_stream);
 	int (*copy_d2d_async)(struct kvt_gpu *, kvt_dptr dst, kvt_dptr src, uint64_t bytes, kvt_stream);
-	/* rows of width bytes, pitches in bytes, device to device */
+	/* rows of width bytes, pitches in bytes; @src: the device's, or pinned memory of the host */
 	int (*copy_2d_async)(struct kvt_gpu *, kvt_dptr dst, uint64_t dst_pitch, kvt_dptr src, uint64_t src_pitch,
 			     uint64_t width, uint64_t height, kvt_stream);
 	int (*memset_async)(struct kvt_gpu *, kvt_dptr, uint8_t value, uint64_t bytes, kvt_stream);

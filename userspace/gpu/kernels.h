@@ -9,7 +9,7 @@
  *
  * Addresses are a device's or a pinned host's; [n] u64 is an array of n there.
  * Any one-dimensional grid of blocks of 32 to 1024 threads (a multiple of 32)
- * does the whole work. Outputs are written, never read. Aligned to 16 bytes is
+ * does the whole work. Outputs are written, never read, but for sums. Aligned to 16 bytes is
  * fast; less is right and slower, down to one byte, or an element for append.
  *
  * The function in the fatbin is <module>_<function>.
@@ -27,6 +27,14 @@ struct kvt_digest_args {
 	uint64_t out;	 /* [n] u64 */
 	uint32_t n;
 	uint32_t row_bytes;
+};
+
+/* "block", "verify": *bad += how many of digests[i] are not wanted[i] */
+struct kvt_verify_args {
+	uint64_t digests; /* [n] u64 */
+	uint64_t wanted;  /* [n] u64 */
+	uint64_t bad;	  /* u64 */
+	uint32_t n, reserved;
 };
 
 /* "block", "copy": bytes from src[i] to dst[i], gathering or scattering. No destination overlaps anything. */
@@ -143,6 +151,12 @@ struct kvt_rope_args {
 	uint64_t angles; /* [positions][dim] f32: dim / 2 cosines, then as many sines */
 	uint64_t rows;	 /* [1] u32: the sequence's */
 	uint32_t n, heads, kv_heads, dim;
+};
+
+/* "measure", "read": *out ^= all 64-bit words of a range of a multiple of 16 bytes, so aligned. */
+struct kvt_read_args {
+	uint64_t from, bytes;
+	uint64_t out; /* u64 */
 };
 
 /*

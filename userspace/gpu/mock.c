@@ -671,7 +671,8 @@ static int mock_copy_2d_async(struct kvt_gpu *gpu, kvt_dptr dst, uint64_t dst_pi
 		err = kvt_fail(-EINVAL, "mock: copy_2d: rows of %llu bytes, pitches of %llu and %llu",
 			       (unsigned long long)width, (unsigned long long)dst_pitch, (unsigned long long)src_pitch);
 	if (!err && (check_device(m, "copy_2d", dst, span(dst_pitch, width, height)) ||
-		     check_device(m, "copy_2d", src, span(src_pitch, width, height))))
+		     (!kvt_ranges_pinned(&m->ranges, src, span(src_pitch, width, height)) &&
+		      check_device(m, "copy_2d", src, span(src_pitch, width, height)))))
 		err = -EINVAL;
 	return leave(m, err ? err : put(m, stream, &op));
 }

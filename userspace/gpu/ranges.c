@@ -53,6 +53,11 @@ const struct kvt_range *kvt_ranges_holding(const struct kvt_ranges *r, enum kvt_
 	return NULL;
 }
 
+bool kvt_ranges_pinned(const struct kvt_ranges *r, uintptr_t p, uint64_t bytes)
+{
+	return kvt_ranges_holding(r, KVT_RANGE_HOST, p, bytes) || kvt_ranges_holding(r, KVT_RANGE_REGISTERED, p, bytes);
+}
+
 const struct kvt_range *kvt_ranges_overlap(const struct kvt_ranges *r, enum kvt_range_kind kind, uintptr_t p,
 					   uint64_t bytes)
 {

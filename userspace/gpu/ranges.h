@@ -3,6 +3,7 @@
 #ifndef KVT_GPU_RANGES_H
 #define KVT_GPU_RANGES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum kvt_range_kind { KVT_RANGE_DEVICE, KVT_RANGE_HOST, KVT_RANGE_REGISTERED };
@@ -30,6 +31,9 @@ uint64_t kvt_ranges_remove(struct kvt_ranges *r, enum kvt_range_kind kind, uintp
 /* The range of @kind in which [p, p + bytes) lies, or NULL. */
 const struct kvt_range *kvt_ranges_holding(const struct kvt_ranges *r, enum kvt_range_kind kind, uintptr_t p,
 					   uint64_t bytes);
+
+/* Does [p, p + bytes) lie in one range of host memory that the device reads? */
+bool kvt_ranges_pinned(const struct kvt_ranges *r, uintptr_t p, uint64_t bytes);
 
 /* A range of @kind that shares a byte with [p, p + bytes), or NULL. */
 const struct kvt_range *kvt_ranges_overlap(const struct kvt_ranges *r, enum kvt_range_kind kind, uintptr_t p,

@@ -25,6 +25,18 @@ static int block_digest(struct kvt_dim3 grid, struct kvt_dim3 block, void *const
 	return 0;
 }
 
+static int block_verify(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args)
+{
+	const struct kvt_verify_args *a = args[0];
+	const uint64_t *digests = AT(a->digests), *wanted = AT(a->wanted);
+	uint64_t *bad = AT(a->bad);
+
+	(void)grid, (void)block;
+	for (uint32_t i = 0; i < a->n; i++)
+		*bad += digests[i] != wanted[i];
+	return 0;
+}
+
 static int block_copy(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args)
 {
 	const struct kvt_copy_args *a = args[0];
@@ -115,17 +127,31 @@ static int block_advance(struct kvt_dim3 grid, struct kvt_dim3 block, void *cons
 	return 0;
 }
 
+static int measure_read(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args)
+{
+	const struct kvt_read_args *a = args[0];
+	const uint64_t *from = AT(a->from);
+	uint64_t *out = AT(a->out);
+
+	(void)grid, (void)block;
+	for (uint64_t i = 0; i < a->bytes / 16 * 2; i++)
+		*out ^= from[i];
+	return 0;
+}
+
 #define TWIN(module, function) { #module, #function, 1, module##_##function, { sizeof(struct kvt_##function##_args) } }
 #define ENGINE(function, args) { "engine", #function, 1, kvt_engine_twin_##args, { sizeof(struct kvt_##args##_args) } }
 #define ATTEND(function, twin) { "attend", #function, 1, kvt_attend_twin_##twin, { sizeof(struct kvt_attend_args) } }
 
 const struct kvt_twin_entry kvt_twins[] = {
 	TWIN(block, digest),
+	TWIN(block, verify),
 	TWIN(block, copy),
 	TWIN(block, append),
 	TWIN(block, extend),
 	TWIN(block, set),
 	TWIN(block, advance),
+	TWIN(measure, read),
 	ENGINE(embed, embed),
 	ENGINE(gemm_row, gemm),
 	ENGINE(gemm_tile, gemm),

@@ -66,6 +66,29 @@ int kvt_store_pin(struct kvt_store *s, const uint32_t *blocks, uint32_t n, uint6
 	return ret;
 }
 
+bool kvt_store_on_host(struct kvt_store *s, uint32_t block, struct kvt_host_rows *rows)
+{
+	const struct block *b;
+	bool on_host;
+
+	if (block == KVT_NO_BLOCK)
+		return false;
+	pthread_mutex_lock(&s->lock);
+	b = &s->blocks[block];
+	on_host = b->frame != NONE && b->tier == KVT_TIER_PINNED;
+	if (on_host)
+		*rows = (struct kvt_host_rows){ (uintptr_t)kvt_store_host_frame(s, b->tier, b->frame), b->digest, b->rows };
+	pthread_mutex_unlock(&s->lock);
+	return on_host;
+}
+
+void kvt_store_count_bad(struct kvt_store *s, uint64_t n)
+{
+	pthread_mutex_lock(&s->lock);
+	s->st.digest_errors += n;
+	pthread_mutex_unlock(&s->lock);
+}
+
 void kvt_store_unpin(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
 {
 	pthread_mutex_lock(&s->lock);

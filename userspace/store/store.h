@@ -152,6 +152,16 @@ void *kvt_store_user_area(struct kvt_store *); /* zeros at first */
  */
 int kvt_store_pin(struct kvt_store *, const uint32_t *blocks, uint32_t n, uint64_t *at);
 
+/* Of a pinned block: does it have rows, and lie in host memory? Then where, and what they are. */
+struct kvt_host_rows {
+	uint64_t at, digest;
+	uint32_t rows;
+};
+bool kvt_store_on_host(struct kvt_store *, uint32_t block, struct kvt_host_rows *);
+
+/* @n blocks did not reach the device as they should. */
+void kvt_store_count_bad(struct kvt_store *, uint64_t n);
+
 /* After what was launched on them. */
 void kvt_store_unpin(struct kvt_store *, const uint32_t *blocks, uint32_t n);
 

@@ -1,54 +1,78 @@
 // SPDX-License-Identifier: MIT
 /*
  * kvtier bench gpu: blocks between host and GPU by the copy engine and by a
- * kernel, rows appended, and blocks digested, each beside what the link or the
- * memory does in the same run. Times are the device's own
- * events; small work is captured and replayed, over sets that do not fit the L2.
+ * kernel, rows appended, blocks digested, attention, and decoding through a
+ * cache, each beside what bounds it, measured in the same run, and what it
+ * should reach. Times are the device's own events; small work is captured and
+ * replayed, over sets that do not fit the L2. What attention gives is checked.
  */
 #include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/err.h"
 #include "codec/codec.h"
-#include "gpu/gpu.h"
 #include "gpu/kernels.h"
-#include "kvtier.h"
+#include "tools/bench_gpu.h"
 #include "tools/measure.h"
 #include "tools/tools.h"
 
-#define BYTES (256ull << 20) /* moved at a time */
-#define ROUNDS_MAX 64
-#define SETS 64 /* of small work, each of its own memory */
+#define BYTES GB_BYTES
+#define SETS GB_SETS
+#define WARM_S 0.03
 
 static const char usage[] =
-	"usage: kvtier bench gpu [--device N] [--rounds N]\n"
+	"usage: kvtier bench gpu [--device N] [--rounds N] [--json]\n"
 	"\n"
 	"  --device N     which GPU (default: 0)\n"
-	"  --rounds N     measurements of each, medians are printed (default: 7)\n";
+	"  --rounds N     measurements of each, medians are printed (default: 7)\n"
+	"  --json         the table as JSON\n";
 
-struct gb {
-	struct kvt_gpu *gpu;
-	const struct kvt_gpu_ops *ops;
-	uint32_t rounds;
-	kvt_event from, to;
-	kvt_stream stream;
-	kvt_dptr device, lists; /* BYTES; addresses for kernels */
-	uint8_t *host;		/* BYTES, pinned */
-	kvt_kernel copy, append, extend, digest;
-};
-
-/* Seconds that the device takes for what @work puts on the stream: the median. */
-static int timed(struct gb *g, int (*work)(struct gb *, void *), void *arg, double *seconds)
+static bool passes(const struct gb_row *r)
 {
-	double v[ROUNDS_MAX];
-	float ms;
+	return r->less ? r->value <= r->wanted : r->value >= r->wanted;
+}
+
+void gb_head(struct gb *g)
+{
+	if (!g->rows)
+		printf("%-44s %9s %-8s %9s %7s  %-14s %8s\n", "work", "reached", "", "limit", "", "of", "wanted");
+}
+
+void gb_row(struct gb *g, const struct gb_row *r)
+{
+	const double percent = r->limit > 0 ? 100 * r->value / r->limit : 0;
+
+	g->below |= r->wanted > 0 && !passes(r);
+	if (g->rows) {
+		json_t *o = json_pack("{ss sf ss}", "work", r->work, "value", r->value, "unit", r->unit);
+
+		if (r->limit > 0)
+			json_object_update(o, json_pack("{sf ss sf}", "limit", r->limit, "limit_of", r->limit_of, "percent", percent));
+		if (r->wanted > 0)
+			json_object_update(o, json_pack("{sf sb}", "wanted", r->wanted, "passes", passes(r)));
+		json_array_append_new(g->rows, o);
+		return;
+	}
+	printf("%-44s %9.1f %-8s", r->work, r->value, r->unit);
+	if (r->limit > 0)
+		printf(" %9.1f %6.1f%%  %-14s", r->limit, percent, r->limit_of);
+	else if (r->wanted > 0)
+		printf(" %9s %7s  %-14s", "", "", "");
+	if (r->wanted > 0)
+		printf(" %8.1f %s", r->wanted, passes(r) ? "PASS" : "below");
+	printf("\n");
+}
+
+int gb_timed(struct gb *g, int (*work)(struct gb *, void *), void *arg, double *seconds)
+{
+	double v[GB_ROUNDS_MAX], warm = 0;
+	float ms = 0;
 	int ret = 0;
 
-	for (uint32_t i = 0; i < g->rounds + 1 && !ret; i++) {
+	for (uint32_t i = 0; i < g->rounds && !ret;) {
 		ret = g->ops->event_record(g->gpu, g->from, g->stream);
 		if (!ret)
 			ret = work(g, arg);
@@ -58,8 +82,9 @@ static int timed(struct gb *g, int (*work)(struct gb *, void *), void *arg, doub
 			ret = g->ops->event_sync(g->gpu, g->to);
 		if (!ret)
 			ret = g->ops->event_elapsed(g->gpu, g->from, g->to, &ms);
-		if (!ret && i) /* the first warms up */
-			v[i - 1] = ms * 1e-3;
+		if (!ret && warm >= WARM_S)
+			v[i++] = ms * 1e-3;
+		warm += ms * 1e-3 + 1e-6;
 	}
 	if (!ret)
 		*seconds = median(v, g->rounds);
@@ -71,61 +96,6 @@ struct blocks {
 	uint32_t n;
 	bool down, kernel;
 };
-
-/* A sequence's blocks to the gpu tier and back, as a cache moves them: copied, digested, compared, published. */
-static int bench_moves(struct gb *g)
-{
-	struct kvt_plane_params plane = KVT_INIT(plane);
-	struct kvt_cache_params p = KVT_INIT(p);
-	double up[ROUNDS_MAX], down[ROUNDS_MAX], t;
-	static uint16_t rows[256][1024];
-	struct kvt_rows src = { .data = rows, .type = KVT_F16 };
-	struct kvt_stats st = KVT_INIT(st);
-	struct kvt_cache *cache;
-	struct kvt_seq *seq;
-	const uint32_t tokens = BYTES / sizeof(rows[0]);
-	int64_t moved = 0;
-	int ret;
-
-	plane.codec = KVT_F16;
-	plane.heads = 8;
-	plane.head_dim = 128;
-	p.planes = &plane;
-	p.n_planes = 1;
-	p.gpu_bytes = p.pinned_bytes = BYTES + (8 << 20);
-	p.ram_bytes = 64 << 20;
-	p.max_tokens = tokens;
-	p.max_seqs = 1;
-	p.backend = KVT_BACKEND_CUDA;
-	p.gpu_device = g->gpu->device;
-	p.threads = 1;
-	ret = kvt_cache_create(&p, &cache);
-	if (ret)
-		return ret;
-	for (uint32_t i = 0; i < sizeof(rows) / 2; i++)
-		rows[i / 1024][i % 1024] = (uint16_t)(i * 40503u & 0x7bff); /* finite */
-	ret = kvt_seq_create(cache, &seq);
-	if (!ret)
-		ret = kvt_seq_append(seq, NULL, tokens);
-	for (uint32_t i = 0; i < tokens && !ret; i += 256)
-		ret = kvt_seq_write(seq, 0, i, 256, &src);
-	for (uint32_t i = 0; i < g->rounds && !ret && moved >= 0; i++) {
-		t = now();
-		moved = kvt_seq_move(seq, KVT_TIER_PINNED);
-		down[i] = now() - t;
-		t = now();
-		if (moved >= 0)
-			moved = kvt_seq_move(seq, KVT_TIER_GPU);
-		up[i] = now() - t;
-	}
-	kvt_cache_stats(cache, &st);
-	kvt_cache_destroy(cache);
-	if (ret || moved < 0)
-		return ret ? ret : (int)moved;
-	printf("%-34s %12.1f up, %.1f down; %llu blocks of %llu\n", "a sequence's moves, GB/s", BYTES / median(up, g->rounds) * 1e-9,
-	       BYTES / median(down, g->rounds) * 1e-9, (unsigned long long)moved, (unsigned long long)st.blocks);
-	return 0;
-}
 
 static int launch_copy(struct gb *g, const struct blocks *b)
 {
@@ -178,27 +148,47 @@ static int put_lists(struct gb *g, const struct blocks *b)
 	return ret;
 }
 
+static void copies_row(struct gb *g, const struct blocks *b, double rate)
+{
+	double *limit = b->down ? &g->down_rate : &g->up_rate;
+	char work[64];
+	struct gb_row row = { .work = work, .unit = "GB/s", .limit_of = b->down ? "link down" : "link up", .value = rate * 1e-9 };
+
+	if (b->bytes == BYTES) { /* one run */
+		*limit = rate;
+		snprintf(work, sizeof(work), "one run of 256 MiB %s", b->down ? "down" : "up");
+	} else {
+		snprintf(work, sizeof(work), "blocks of %u KiB %s, by %s", (uint32_t)(b->bytes >> 10), b->down ? "down" : "up",
+			 b->kernel ? "kernel" : "engine");
+		row.limit = *limit * 1e-9;
+		if (b->bytes >= 2 << 20)
+			row.wanted = b->kernel ? 0 : 54;
+		else if (b->bytes >= 16 << 10 && b->kernel)
+			row.wanted = b->down ? 52 : 51;
+	}
+	gb_row(g, &row);
+}
+
 static int bench_copies(struct gb *g)
 {
-	static const uint64_t sizes[] = { BYTES / 4, 2 << 20, 256 << 10, 64 << 10, 16 << 10, 4 << 10 };
-	double s[2][2];
+	static const uint64_t sizes[] = { BYTES, 2 << 20, 256 << 10, 64 << 10, 16 << 10, 4 << 10 };
+	double s;
 	int ret;
 
-	printf("%-34s %12s %12s %12s %12s\n", "blocks of, GB/s", "up, engine", "up, kernel", "down, engine", "down, kernel");
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
 		struct blocks b = { .bytes = sizes[i], .n = (uint32_t)(BYTES / sizes[i]) };
 
 		ret = put_lists(g, &b);
 		for (int down = 0; down < 2 && !ret; down++)
-			for (int kernel = 0; kernel < 2 && !ret; kernel++) {
+			for (int kernel = 0; kernel < (b.n > 1 ? 2 : 1) && !ret; kernel++) {
 				b.down = down;
 				b.kernel = kernel;
-				ret = timed(g, copy_blocks, &b, &s[down][kernel]);
+				ret = gb_timed(g, copy_blocks, &b, &s);
+				if (!ret)
+					copies_row(g, &b, BYTES / s);
 			}
 		if (ret)
 			return ret;
-		printf("  %-32llu %12.1f %12.1f %12.1f %12.1f\n", (unsigned long long)sizes[i], BYTES / s[0][0] * 1e-9,
-		       BYTES / s[0][1] * 1e-9, BYTES / s[1][0] * 1e-9, BYTES / s[1][1] * 1e-9);
 	}
 	return 0;
 }
@@ -208,8 +198,7 @@ static int replay(struct gb *g, void *arg)
 	return g->ops->graph_launch(g->gpu, *(kvt_graph *)arg, g->stream);
 }
 
-/* Seconds for one of the @SETS pieces of work that @work puts on the stream, captured together. */
-static int timed_graph(struct gb *g, int (*work)(struct gb *, void *), void *arg, double *seconds)
+int gb_timed_graph(struct gb *g, int (*work)(struct gb *, void *), void *arg, double *seconds)
 {
 	kvt_graph graph;
 	int ret = g->ops->capture_begin(g->gpu, g->stream), end;
@@ -220,9 +209,8 @@ static int timed_graph(struct gb *g, int (*work)(struct gb *, void *), void *arg
 	end = g->ops->capture_end(g->gpu, g->stream, &graph);
 	if (ret || end)
 		return ret ? ret : end;
-	ret = timed(g, replay, &graph, seconds);
+	ret = gb_timed(g, replay, &graph, seconds);
 	g->ops->graph_destroy(g->gpu, graph);
-	*seconds /= SETS;
 	return ret;
 }
 
@@ -274,7 +262,7 @@ static int bench_append(struct gb *g)
 	static uint32_t index[APPEND_ROWS];
 	const uint32_t tokens[2] = { 0, APPEND_ROWS }, count = APPEND_ROWS;
 	struct rows r = { .blocks = g->lists, .table = g->lists + BY_ROW * 8ull, .index = g->lists + sizeof(lists) };
-	double s[3];
+	double s;
 	int ret;
 
 	for (uint32_t i = 0; i < SETS; i++) {
@@ -297,19 +285,19 @@ static int bench_append(struct gb *g)
 	if (!ret)
 		ret = g->ops->copy_h2d(g->gpu, r.count, &count, sizeof(count));
 	for (int i = 0; i < 3 && !ret; i++) {
+		static const char *const works[] = { "device copy of 512 rows x 8 x 128",
+						     "append 512 x 8 x 128, bf16 as f16, by index", "the same through tables, with digest" };
+		struct gb_row row = { .work = works[i], .unit = "GB/s", .limit_of = "HBM copy", .limit = g->copy_rate * 1e-9 };
+
 		r.plain = i == 0;
 		r.extend = i == 2;
-		ret = timed_graph(g, append_rows, &r, &s[i]);
+		ret = gb_timed_graph(g, append_rows, &r, &s);
+		row.value = SETS * 2 * APPEND_BYTES / s * 1e-9;
+		row.wanted = i == 1 ? 0.6 * row.limit : 0;
+		if (!ret)
+			gb_row(g, &row);
 	}
-	if (ret)
-		return ret;
-	printf("append 512 rows x 8 x 128, bf16 to f16, captured; bytes read and written:\n");
-	printf("  %-32s %12.1f GB/s  %8.2f us\n", "device copy of as much", 2 * APPEND_BYTES / s[0] * 1e-9, s[0] * 1e6);
-	printf("  %-32s %12.1f GB/s  %8.2f us  %5.1f%% of it\n", "append (rows by index)", 2 * APPEND_BYTES / s[1] * 1e-9,
-	       s[1] * 1e6, 100 * s[0] / s[1]);
-	printf("  %-32s %12.1f GB/s  %8.2f us  %5.1f%% of it\n", "extend (tables, with digest)", 2 * APPEND_BYTES / s[2] * 1e-9,
-	       s[2] * 1e6, 100 * s[0] / s[2]);
-	return 0;
+	return ret;
 }
 
 static int digest_blocks(struct gb *g, void *arg)
@@ -321,10 +309,67 @@ static int digest_blocks(struct gb *g, void *arg)
 	return g->ops->launch(g->gpu, g->digest, grid, block, 0, g->stream, args, 1);
 }
 
+#define PASSES 8
+#define READ_BYTES (1ull << 30)
+
 static int copy_half(struct gb *g, void *arg)
 {
+	int ret = 0;
+
 	(void)arg;
-	return g->ops->copy_d2d_async(g->gpu, g->device + BYTES / 2, g->device, BYTES / 2, g->stream);
+	for (int i = 0; i < PASSES && !ret; i++)
+		ret = g->ops->copy_d2d_async(g->gpu, g->device + BYTES / 2, g->device, BYTES / 2, g->stream);
+	return ret;
+}
+
+static int read_all(struct gb *g, void *arg)
+{
+	const struct kvt_dim3 grid = { 4 * g->gpu->processors, 1, 1 }, block = { 512, 1, 1 };
+	void *args[] = { arg };
+
+	return g->ops->launch(g->gpu, g->read, grid, block, 0, g->stream, args, 1);
+}
+
+/* Of as much as there is room for: a short read ends before all multiprocessors are at work. */
+static int bench_read(struct gb *g)
+{
+	struct kvt_read_args a = { .bytes = READ_BYTES, .out = g->lists };
+	double s;
+	int ret;
+
+	while (a.bytes > g->free_bytes / 2)
+		a.bytes /= 2;
+	ret = g->ops->alloc(g->gpu, a.bytes, &a.from);
+	if (ret)
+		return ret;
+	for (uint64_t at = 0; at < a.bytes && !ret; at += BYTES)
+		ret = g->ops->copy_d2d_async(g->gpu, a.from + at, g->device, a.bytes - at < BYTES ? a.bytes - at : BYTES,
+					     g->stream);
+	if (!ret)
+		ret = gb_timed(g, read_all, &a, &s);
+	g->ops->free(g->gpu, a.from);
+	g->read_rate = ret ? 0 : a.bytes / s;
+	return ret;
+}
+
+static int bench_memory(struct gb *g)
+{
+	struct gb_row row = { .work = "reading GPU memory", .unit = "GB/s" };
+	double s;
+	int ret = bench_read(g);
+
+	if (ret)
+		return ret;
+	row.value = g->read_rate * 1e-9;
+	gb_row(g, &row);
+	ret = gb_timed_graph(g, copy_half, NULL, &s);
+	if (ret)
+		return ret;
+	g->copy_rate = PASSES * BYTES / s;
+	row.work = "copying in GPU memory, read and written";
+	row.value = g->copy_rate * 1e-9;
+	gb_row(g, &row);
+	return 0;
 }
 
 static int bench_digest(struct gb *g)
@@ -334,7 +379,9 @@ static int bench_digest(struct gb *g)
 	static uint32_t rows[N];
 	struct kvt_digest_args a = { .blocks = g->lists, .rows = g->lists + sizeof(lists),
 				     .out = g->lists + sizeof(lists) + sizeof(rows), .n = N, .row_bytes = 2048 };
-	double s, d;
+	struct gb_row row = { .work = "digest of 64 KiB blocks", .unit = "GB/s", .limit_of = "HBM read",
+			      .limit = g->read_rate * 1e-9 };
+	double s;
 	int ret;
 
 	for (uint32_t i = 0; i < N; i++) {
@@ -345,22 +392,19 @@ static int bench_digest(struct gb *g)
 	if (!ret)
 		ret = g->ops->copy_h2d(g->gpu, a.rows, rows, sizeof(rows));
 	if (!ret)
-		ret = timed(g, digest_blocks, &a, &s);
-	if (!ret)
-		ret = timed(g, copy_half, NULL, &d);
+		ret = gb_timed(g, digest_blocks, &a, &s);
 	if (ret)
 		return ret;
-	printf("%-34s %12.1f GB/s\n", "device copy, read and written", BYTES / d * 1e-9);
-	printf("%-34s %12.1f GB/s\n", "digest of 64 KiB blocks", BYTES / s * 1e-9);
+	row.value = BYTES / s * 1e-9;
+	gb_row(g, &row);
 	return 0;
 }
-
-/* ---- weights ---- */
 
 static int prepare(struct gb *g)
 {
 	const struct kvt_gpu_ops *o = g->ops;
 	void *host = NULL;
+	uint64_t total;
 	int ret = o->stream_create(g->gpu, &g->stream);
 
 	if (!ret)
@@ -381,6 +425,10 @@ static int prepare(struct gb *g)
 		ret = o->kernel(g->gpu, "block", "extend", &g->extend);
 	if (!ret)
 		ret = o->kernel(g->gpu, "block", "digest", &g->digest);
+	if (!ret)
+		ret = o->kernel(g->gpu, "measure", "read", &g->read);
+	if (!ret)
+		ret = o->mem_info(g->gpu, &g->free_bytes, &total);
 	if (ret)
 		return ret;
 	g->host = host;
@@ -391,10 +439,20 @@ static int prepare(struct gb *g)
 	return o->copy_h2d(g->gpu, g->device, host, BYTES);
 }
 
+static void print_json(const struct gb *g)
+{
+	json_t *all = json_pack("{ss ss si sO}", "version", kvt_version(), "gpu", g->gpu->description, "rounds", g->rounds,
+				"rows", g->rows);
+
+	json_dumpf(all, stdout, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
+	putchar('\n');
+	json_decref(all);
+}
+
 int bench_gpu(int argc, char **argv)
 {
 	static const struct option options[] = {
-		{ "device", 1, NULL, 'd' }, { "rounds", 1, NULL, 'r' }, { "help", 0, NULL, 'h' }, { 0 },
+		{ "device", 1, NULL, 'd' }, { "rounds", 1, NULL, 'r' }, { "json", 0, NULL, 'j' }, { "help", 0, NULL, 'h' }, { 0 },
 	};
 	struct gb g = { .rounds = 7 };
 	uint64_t n, device = 0;
@@ -407,8 +465,11 @@ int bench_gpu(int argc, char **argv)
 			ret = tool_number("--device", optarg, 0, 1023, &device);
 			break;
 		case 'r':
-			ret = tool_number("--rounds", optarg, 1, ROUNDS_MAX, &n);
+			ret = tool_number("--rounds", optarg, 1, GB_ROUNDS_MAX, &n);
 			g.rounds = (uint32_t)n;
+			break;
+		case 'j':
+			g.rows = json_array();
 			break;
 		case 'h':
 			fputs(usage, stdout);
@@ -425,18 +486,27 @@ int bench_gpu(int argc, char **argv)
 	if (ret)
 		return tool_failed("bench");
 	g.ops = g.gpu->ops;
-	printf("kvtier %s, %s; medians of %u\n", kvt_version(), g.gpu->description, g.rounds);
+	if (!g.rows)
+		printf("kvtier %s, %s; medians of %u\n", kvt_version(), g.gpu->description, g.rounds);
+	gb_head(&g);
 	ret = prepare(&g);
 	if (!ret)
-		ret = bench_copies(&g);
+		ret = bench_memory(&g);
 	if (!ret)
-		ret = bench_moves(&g);
+		ret = bench_copies(&g);
 	if (!ret)
 		ret = bench_append(&g);
 	if (!ret)
 		ret = bench_digest(&g);
+	if (!ret)
+		ret = gb_attention(&g);
+	if (!ret)
+		ret = gb_cache(&g);
 	if (ret)
 		tool_failed("bench");
+	else if (g.rows)
+		print_json(&g);
 	g.ops->close(g.gpu); /* and all that it gave out */
+	json_decref(g.rows);
 	return ret ? 1 : 0;
 }
