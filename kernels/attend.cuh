@@ -230,14 +230,14 @@ static __device__ __forceinline__ uint32_t sees_from(const attend_args &a, const
 	return a.window && end > a.window ? min(end - a.window, sees_to(a, s, token)) : 0;
 }
 
-/* Splits that any of a sequence's tokens sees: their number, and the first. */
+/* Splits that any of a sequence's tokens sees: their number, and the first; one, if there are tokens and they see nothing. */
 static __device__ __forceinline__ uint32_t splits_seen(const attend_args &a, const sequence &s, uint32_t *first)
 {
 	const uint32_t from = s.n ? sees_from(a, s, 0) / SPLIT : 0;
 	const uint32_t to = s.n ? (sees_to(a, s, s.n - 1) + SPLIT - 1) / SPLIT : 0;
 
 	*first = from;
-	return to > from ? to - from : 0;
+	return s.n ? max(to, from + 1) - from : 0;
 }
 
 /* Query rows of a block share a KV head: row = token * group + head in the group. */
@@ -411,13 +411,13 @@ static __device__ __forceinline__ uint32_t load_shared(uint32_t address)
 	return r;
 }
 
-/* Whether this thread's share, of 128 threads, of a tile of V has such; at(row, piece): where 16 bytes of it are. */
-template <int CODEC, typename AT> static __device__ __forceinline__ bool any_not_finite(uint32_t pieces, AT at)
+/* Whether this thread's share, of THREADS, of a tile of V has such; at(row, piece): where 16 bytes of it are. */
+template <int CODEC, int THREADS, typename AT> static __device__ __forceinline__ bool any_not_finite(uint32_t pieces, AT at)
 {
 	uint32_t found = 0;
 
 #pragma unroll 1
-	for (uint32_t row = threadIdx.x % 128 / 8; row < TILE; row += 16)
+	for (uint32_t row = threadIdx.x % THREADS / 8; row < TILE; row += THREADS / 8)
 #pragma unroll 1
 		for (uint32_t piece = threadIdx.x % 8; piece < pieces; piece += 8)
 			for (uint32_t i = 0; i < 16; i += 4)
@@ -634,20 +634,25 @@ load_tile(GROUP group, uint32_t row_bytes, uint32_t pieces, uint32_t tile, uint3
 	}
 }
 
+static __device__ __forceinline__ void clear16(uint32_t address)
+{
+	asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+}
+
 /* All threads: zeros into the last 16 bytes of rows @stride bytes apart, where nothing is copied. */
 static __device__ __forceinline__ void clear_ends(uint32_t rows0, uint32_t rows, uint32_t stride, uint32_t dim)
 {
 	for (uint32_t i = threadIdx.x; dim % 16 && i < rows; i += blockDim.x)
-		asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(rows0 + i * stride + 2 * dim), "r"(0) : "memory");
+		clear16(rows0 + i * stride + 2 * dim);
 }
 
-/* 128 threads: query rows [row, row + n) into shared memory, rounded to the codec; what is not there is zeros. */
-template <int CODEC> static __device__ __forceinline__ void
+/* WARPS: query rows [row, row + n) into shared memory, rounded to the codec; what is not there is zeros. */
+template <int CODEC, int WARPS> static __device__ __forceinline__ void
 load_queries(const attend_args &a, const sequence &s, uint32_t kv_head, uint32_t row, uint32_t n, uint8_t *dst, uint32_t stride)
 {
 	const uint32_t group = a.heads / a.kv_heads, lane = threadIdx.x % 32, size = a.q_type == ROW_F32 ? 4 : 2;
 
-	for (uint32_t i = threadIdx.x / 32; i < n; i += 4) {
+	for (uint32_t i = threadIdx.x / 32; i < n; i += WARPS) {
 		const uint32_t token = (row + i) / group, head = kv_head * group + (row + i) % group;
 		const uint64_t at = a.q + (uint64_t)(s.token + token) * a.q_stride + (uint64_t)head * a.k_dim * size;
 		uint32_t *to = reinterpret_cast<uint32_t *>(dst + i * stride);

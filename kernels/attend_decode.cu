@@ -6,9 +6,7 @@
  * output's columns each. Four more warps load, ahead of them and into the block's
  * next split. (A bulk copy for each row's part is half as fast as cp.async.)
  */
-#include "attend.cuh"
-
-#define DECODE_ROWS 16
+#include "attend_decode.cuh"
 
 struct decode_shared {
 	uint64_t there[STAGES_MAX][2], empty[STAGES_MAX]; /* K, V of a stage */
@@ -18,59 +16,6 @@ struct decode_shared {
 	alignas(16) uint8_t weights[DECODE_ROWS][2 * TILE + PAD];
 	uint32_t before[]; /* [n_seqs + 1] */
 };
-
-/* One split of some rows. */
-struct decode_unit {
-	sequence s;
-	uint32_t seq, kv_head, row0;
-	uint32_t from, to, tile0, tiles;
-};
-
-static __device__ __forceinline__ uint32_t row_blocks(const attend_args &a, const sequence &s)
-{
-	return (s.n * (a.heads / a.kv_heads) + DECODE_ROWS - 1) / DECODE_ROWS;
-}
-
-static __device__ __forceinline__ uint32_t first_token(const attend_args &a, const decode_unit &u)
-{
-	return u.row0 ? u.row0 / (a.heads / a.kv_heads) : 0;
-}
-
-static __device__ __forceinline__ uint32_t last_token(const attend_args &a, const decode_unit &u)
-{
-	const uint32_t group = a.heads / a.kv_heads;
-
-	return u.s.n > 1 ? (min(u.row0 + DECODE_ROWS, u.s.n * group) - 1) / group : 0;
-}
-
-static __device__ __forceinline__ decode_unit get_decode_unit(const attend_args &a, const uint32_t *before, uint32_t index)
-{
-	decode_unit u;
-	uint32_t local, blocks, split;
-
-	u.tiles = 0;
-	if (index >= before[a.n_seqs])
-		return u;
-	u.seq = find_unit(before, a.n_seqs, index);
-	u.s = get_sequence(a, u.seq);
-	local = index - before[u.seq];
-	blocks = row_blocks(a, u.s);
-	splits_seen(a, u.s, &split);
-	u.kv_head = local % a.kv_heads;
-	local /= a.kv_heads;
-	if (blocks > 1) {
-		u.row0 = local % blocks * DECODE_ROWS;
-		local /= blocks;
-	} else {
-		u.row0 = 0;
-	}
-	split += local;
-	u.from = max(sees_from(a, u.s, first_token(a, u)), split * SPLIT);
-	u.to = min(sees_to(a, u.s, last_token(a, u)), (split + 1) * SPLIT);
-	u.tile0 = u.from / TILE;
-	u.tiles = u.from < u.to ? (u.to - 1) / TILE + 1 - u.tile0 : 0;
-	return u;
-}
 
 /* What lies where in shared memory. */
 struct decode_layout {
@@ -98,7 +43,7 @@ load_splits(const attend_args &a, decode_shared &sh, const decode_layout &l)
 	uint32_t stage = 0, parity = 1;
 
 	for (uint32_t unit = blockIdx.x; unit < sh.before[a.n_seqs]; unit += gridDim.x) {
-		const decode_unit u = get_decode_unit(a, sh.before, unit);
+		const decode_unit u = get_decode_unit(a, sh.before, unit, a.kv_heads);
 		const uint32_t split = u.tile0 / (SPLIT / TILE);
 		uint64_t k, v;
 		bool holes;
@@ -150,17 +95,18 @@ compute_splits(const attend_args &a, decode_shared &sh, const decode_layout &l)
 	uint32_t stage = 0, parity = 0;
 
 	for (uint32_t unit = blockIdx.x; unit < sh.before[a.n_seqs]; unit += gridDim.x) {
-		const decode_unit u = get_decode_unit(a, sh.before, unit);
+		const decode_unit u = get_decode_unit(a, sh.before, unit, a.kv_heads);
 		const uint32_t all_rows = u.s.n * group;
 		/* tiles in which every row sees everything */
 		const uint32_t whole_from = sees_from(a, u.s, last_token(a, u)), whole_to = sees_to(a, u.s, first_token(a, u));
-		float *part = reinterpret_cast<float *>(a.parts) + unit * part_floats, *part_acc = part + 2 * a.part_rows;
+		float *part = reinterpret_cast<float *>(a.parts) + KVT_ATTEND_COUNTERS + unit * part_floats;
+		float *part_acc = part + 2 * a.part_rows;
 		float acc[COLUMNS / 8][4] = {}, max[2] = { -INF, -INF }, sum[2] = {};
 
 		group_sync(1); /* the last unit is done with */
 		if (threadIdx.x < DECODE_ROWS)
 			sh.rows[threadIdx.x] = get_row(a, u.s, u.row0 + threadIdx.x, u.kv_head);
-		load_queries<CODEC>(a, u.s, u.kv_head, u.row0, DECODE_ROWS, attend_memory + l.queries, l.k_stride);
+		load_queries<CODEC, 4>(a, u.s, u.kv_head, u.row0, DECODE_ROWS, attend_memory + l.queries, l.k_stride);
 		group_sync(1);
 
 		for (uint32_t t = 0; t < u.tiles; t++) {
@@ -252,7 +198,7 @@ compute_splits(const attend_args &a, decode_shared &sh, const decode_layout &l)
 			auto v_piece = [&](uint32_t row, uint32_t piece) { return v_at + row * l.v_stride + piece * 16; };
 			auto own_piece = [&](uint32_t row, uint32_t piece) { return v_piece(row, piece + column0 / 8); };
 
-			if (partly && group_any(1, any_not_finite<CODEC>(a.v_dim / 8, v_piece))) {
+			if (partly && group_any(1, any_not_finite<CODEC, 128>(a.v_dim / 8, v_piece))) {
 				careful_output<CODEC>(acc, weights, pieces, own_piece);
 			} else {
 #pragma unroll

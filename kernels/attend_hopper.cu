@@ -380,7 +380,7 @@ template <int CODEC, int DIM> static __device__ __forceinline__ void compute_uni
 			pack();
 			rescale(acc, scale);
 			v_wait();
-			if (group_any(1 + wg, any_not_finite<CODEC>(DIM / 8, v_piece))) {
+			if (group_any(1 + wg, any_not_finite<CODEC, 128>(DIM / 8, v_piece))) {
 				careful_output<CODEC>(acc, weights, DIM / 8, v_piece);
 			} else {
 				output();

@@ -99,7 +99,7 @@ template <int CODEC, int SLICE> static __device__ __forceinline__ void prefill(c
 		find(tile0 / (SPLIT / TILE) + 1);
 		if (threadIdx.x < PREFILL_ROWS)
 			sh.rows[threadIdx.x] = get_row(a, s, row0 + threadIdx.x, kv_head);
-		load_queries<CODEC>(a, s, kv_head, row0, PREFILL_ROWS, queries, k_stride);
+		load_queries<CODEC, 4>(a, s, kv_head, row0, PREFILL_ROWS, queries, k_stride);
 		__syncthreads();
 		while (loaded < min(stages, tiles))
 			load();
@@ -167,7 +167,7 @@ template <int CODEC, int SLICE> static __device__ __forceinline__ void prefill(c
 
 			auto v_piece = [&](uint32_t row, uint32_t piece) { return v_at + row * v_stride + piece * 16; };
 
-			if (partly && __syncthreads_or(any_not_finite<CODEC>(width / 8, v_piece))) {
+			if (partly && __syncthreads_or(any_not_finite<CODEC, 128>(width / 8, v_piece))) {
 				careful_output<CODEC>(acc, weights, width / 8, v_piece);
 			} else {
 #pragma unroll

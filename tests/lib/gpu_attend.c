@@ -294,8 +294,12 @@ static void call_make(struct call *c, const struct world *w, const struct place 
 	OK(g->ops->alloc(g, c->out_bytes + 2 * REDZONE, &c->memory[9]));
 	a->out = c->memory[9] + REDZONE;
 	OK(kvt_attend_recipe_path(&d, &c->limits, path, a, &c->recipe));
-	if (c->recipe.scratch_bytes)
+	if (c->recipe.scratch_bytes) {
 		OK(g->ops->alloc(g, c->recipe.scratch_bytes, &a->parts));
+		OK(g->ops->memset_async(g, a->parts, 0xff, c->recipe.scratch_bytes, 0));
+		OK(g->ops->memset_async(g, a->parts, 0, 4 * KVT_ATTEND_COUNTERS, 0));
+		OK(g->ops->stream_sync(g, 0));
+	}
 	free(k);
 	free(v);
 	free(q);
@@ -304,6 +308,15 @@ static void call_make(struct call *c, const struct world *w, const struct place 
 
 static void call_free(struct call *c)
 {
+	uint32_t *counters = malloc(4 * KVT_ATTEND_COUNTERS), set = 0;
+
+	if (c->recipe.scratch_bytes)
+		OK(g->ops->copy_d2h(g, counters, c->args.parts, 4 * KVT_ATTEND_COUNTERS));
+	for (uint32_t i = 0; c->recipe.scratch_bytes && i < KVT_ATTEND_COUNTERS; i++)
+		set += counters[i] != 0;
+	if (set)
+		fail("%u of scratch's counters were left set", set);
+	free(counters);
 	for (int i = 0; i < 10; i++)
 		g->ops->free(g, c->memory[i]);
 	g->ops->free(g, c->args.parts);
@@ -446,7 +459,7 @@ static const struct {
 
 static const struct {
 	uint32_t heads, kv_heads;
-} groups[] = { { 8, 2 }, { 14, 2 }, { 4, 4 }, { 6, 1 }, { 20, 1 } };
+} groups[] = { { 8, 2 }, { 14, 2 }, { 4, 4 }, { 6, 1 }, { 20, 1 }, { 24, 8 }, { 64, 4 } };
 
 #define N_OF(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -492,15 +505,21 @@ static double tolerance(const struct world *w)
 
 static double worst_error[2]; /* f16, bf16 */
 
-static bool hopper_takes(const struct world *w)
+/* The other paths take all there is. */
+static bool takes(enum kvt_attend_path path, const struct world *w)
 {
 	const struct kvt_attend_args *a = &w->shape;
+	bool plain = a->k_dim == a->v_dim && (a->k_dim == 64 || a->k_dim == 128) && a->softcap == 0 && !w->slopes && !w->mask &&
+		     a->scale > 0;
 
-	return g->sm == 90 && a->k_dim == a->v_dim && (a->k_dim == 64 || a->k_dim == 128) && a->softcap == 0 && !w->slopes &&
-	       !w->mask && a->scale > 0;
+	if (path == KVT_ATTEND_HOPPER)
+		return plain && g->sm == 90;
+	if (path == KVT_ATTEND_WIDE)
+		return plain && a->kv_heads % 4 == 0;
+	return path != KVT_ATTEND_SMALL || (a->k_dim <= 128 && a->v_dim <= 128);
 }
 
-static const char *const path_names[] = { "auto", "decode", "prefill", "hopper" };
+static const char *const path_names[] = { "auto", "decode", "wide", "small", "prefill", "hopper" };
 
 /* A random problem through all paths: right, and the same. */
 static void check_case(uint32_t largest)
@@ -509,7 +528,7 @@ static void check_case(uint32_t largest)
 	struct place p;
 	uint32_t rows = 1 + below(below(3) ? largest / 4 : largest), n;
 	struct item it;
-	uint8_t *out[4] = { NULL };
+	uint8_t *out[KVT_ATTEND_PATHS] = { NULL };
 	uint64_t bytes;
 
 	random_shape(&w);
@@ -520,10 +539,10 @@ static void check_case(uint32_t largest)
 	n = n < rows ? n : rows;
 	it = (struct item){ .first = rows - n, .n = n, .rows = rows };
 	bytes = (uint64_t)n * w.shape.heads * w.shape.v_dim * size_of(w.shape.out_type);
-	for (int path = KVT_ATTEND_DECODE; path <= KVT_ATTEND_HOPPER; path++) {
+	for (int path = KVT_ATTEND_DECODE; path < KVT_ATTEND_PATHS; path++) {
 		double e, limit = tolerance(&w);
 
-		if (path == KVT_ATTEND_HOPPER && !hopper_takes(&w))
+		if (!takes(path, &w))
 			continue;
 		out[path] = run(&w, &p, &it, 1, path, below(2) ? 1 + below(200) : 0, describe(&w, &p));
 		e = error_of(&w, &it, out[path], 6);
@@ -574,6 +593,7 @@ static void check_exact(const struct world *w)
 
 	for (uint32_t k = 0; k < N_OF(block_rows) + 3; k++) {
 		struct item it = { .first = rows - 3, .n = 3, .rows = rows };
+		enum kvt_attend_path path = KVT_ATTEND_DECODE + below(3);
 
 		if (k < N_OF(block_rows))
 			blocks[0] = block_rows[k], blocks[1] = block_rows[N_OF(block_rows) - 1 - k];
@@ -582,7 +602,8 @@ static void check_exact(const struct world *w)
 		if (memcmp(got, want, rows * token))
 			fail("a whole prompt elsewhere differs: %s", describe(w, &p));
 		free(got);
-		got = run(w, &p, &it, 1, KVT_ATTEND_DECODE, k % 2 ? 0 : 1 + below(40), "decoding elsewhere");
+		got = run(w, &p, &it, 1, takes(path, w) ? path : KVT_ATTEND_DECODE, k % 2 ? 0 : 1 + below(40),
+			  "decoding elsewhere");
 		if (memcmp(got, want + it.first * token, 3 * token))
 			fail("decoding elsewhere differs: %s", describe(w, &p));
 		free(got);
@@ -603,7 +624,7 @@ static void check_unseen(uint32_t rows)
 	uint32_t bad[4], seen = 0;
 	uint64_t token;
 	struct item all = { .n = rows, .rows = rows };
-	uint8_t *want, *got[4] = { NULL };
+	uint8_t *want, *got[KVT_ATTEND_PATHS] = { NULL };
 
 	random_shape(&w);
 	w.shape.codec = below(2) ? KVT_F16 : KVT_BF16;
@@ -624,8 +645,8 @@ static void check_unseen(uint32_t rows)
 				       &patterns[w.shape.codec == KVT_BF16][below(4)], 2);
 	}
 	place_put(&w, 32, 64, ON_GPU, &p);
-	for (int path = KVT_ATTEND_DECODE; path <= KVT_ATTEND_HOPPER; path++) {
-		if (path == KVT_ATTEND_HOPPER && !hopper_takes(&w))
+	for (int path = KVT_ATTEND_DECODE; path < KVT_ATTEND_PATHS; path++) {
+		if (!takes(path, &w))
 			continue;
 		got[path] = run(&w, &p, &all, 1, path, 0, "not finite");
 		if (memcmp(got[KVT_ATTEND_DECODE], got[path], rows * token))
@@ -645,7 +666,7 @@ static void check_unseen(uint32_t rows)
 	}
 	if (!seen)
 		fail("no token saw a row that is not finite");
-	for (int i = 0; i < 4; i++)
+	for (int i = 0; i < KVT_ATTEND_PATHS; i++)
 		free(got[i]);
 	free(want);
 	place_free(&p);
@@ -673,8 +694,8 @@ static void check_batch(uint32_t largest)
 		items[i] = (struct item){ .seq = i, .n = 1 + below(3), .rows = rows[i] };
 	for (uint32_t i = 0; i < ITEMS_MAX; i++)
 		items[i].first = rows[i] - items[i].n;
-	for (int path = KVT_ATTEND_DECODE; path <= KVT_ATTEND_HOPPER; path++) {
-		if (path == KVT_ATTEND_HOPPER && !hopper_takes(&w))
+	for (int path = KVT_ATTEND_DECODE; path < KVT_ATTEND_PATHS; path++) {
+		if (!takes(path, &w))
 			continue;
 		batch = run(&w, &p, items, ITEMS_MAX, path, 0, "a batch");
 		at = 0;
@@ -960,8 +981,11 @@ static void work_make(struct work *w, struct stock *s, const struct timing *what
 	w->limits.seq_tokens = tokens;
 	w->limits.rows = (uint64_t)n_seqs * rows;
 	OK(kvt_attend_recipe_path(&d, &w->limits, what->path, &w->args, &w->recipe));
-	if (w->recipe.scratch_bytes)
+	if (w->recipe.scratch_bytes) {
 		OK(g->ops->alloc(g, w->recipe.scratch_bytes, &w->parts));
+		OK(g->ops->memset_async(g, w->parts, 0, 4 * KVT_ATTEND_COUNTERS, 0));
+		OK(g->ops->stream_sync(g, 0));
+	}
 	w->args.parts = w->parts;
 	free(n);
 	free(t);

@@ -18,8 +18,17 @@
 #define RESERVED 1024 /* bytes that the driver keeps of each block's shared memory */
 /* At most, of a kernel, beside rows of Q, K and V. */
 #define DECODE_OTHER(n_seqs) (4416 + 4 * (n_seqs))
+#define WIDE_OTHER(n_seqs) (4096 + 4 * (n_seqs))
+#define SMALL_OTHER(n_seqs) (29184 + 4 * (n_seqs))
 #define PREFILL_OTHER 7296
 #define HOPPER_OTHER 8192
+#define WIDE_HEADS 4	 /* KV heads of a block */
+#define WIDE_ROWS 32	 /* of a stage */
+#define WIDE_LEAST 2	 /* stages: a tile of V */
+#define WIDE_BYTES 140000 /* of stages; more are slower */
+#define SMALL_TILES 8	 /* of a split */
+#define FUSED_SPLITS 64	 /* that one block merges */
+#define MERGE_COLUMNS 32
 
 static uint32_t div_up(uint64_t n, uint64_t by)
 {
@@ -74,28 +83,64 @@ static uint32_t stage_bytes(const struct kvt_attend_args *a, uint32_t v_dim)
 	return TILE * (row_bytes(a->k_dim) + row_bytes(v_dim));
 }
 
-/* Shared memory of a block, with as many stages as fit when @blocks share a multiprocessor. 0: not one. */
-static uint32_t shared_bytes(const struct kvt_attend_device *d, uint32_t fixed, uint32_t stage, uint32_t blocks,
+/* Shared memory of a block, with as many stages, up to @most, as fit when @blocks share a multiprocessor. 0: not one. */
+static uint32_t shared_bytes(const struct kvt_attend_device *d, uint32_t fixed, uint32_t stage, uint32_t blocks, uint32_t most,
 			     uint32_t *stages)
 {
-	uint32_t most = (d->shared_max + RESERVED) / blocks - RESERVED;
+	uint32_t bytes = (d->shared_max + RESERVED) / blocks - RESERVED;
 
-	*stages = most > fixed ? (most - fixed) / stage : 0;
-	if (*stages > STAGES_MAX)
-		*stages = STAGES_MAX;
+	*stages = bytes > fixed ? (bytes - fixed) / stage : 0;
+	if (*stages > most)
+		*stages = most;
 	return *stages ? fixed + *stages * stage : 0;
 }
 
 /* Two blocks on a multiprocessor where each has @least stages; else one. */
 static uint32_t fit(const struct kvt_attend_device *d, uint32_t fixed, uint32_t stage, uint32_t least, uint32_t *blocks)
 {
-	uint32_t stages, bytes = shared_bytes(d, fixed, stage, 2, &stages);
+	uint32_t stages, bytes = shared_bytes(d, fixed, stage, 2, STAGES_MAX, &stages);
 
 	*blocks = 2;
 	if (stages >= least)
 		return bytes;
 	*blocks = 1;
-	return shared_bytes(d, fixed, stage, 1, &stages);
+	return shared_bytes(d, fixed, stage, 1, STAGES_MAX, &stages);
+}
+
+/* Query rows of a sequence by KV head, at most. */
+static uint32_t group_rows(const struct kvt_attend_limits *l, const struct kvt_attend_args *a)
+{
+	return l->seq_tokens * (a->heads / a->kv_heads);
+}
+
+/* (sequence, split, block of rows, KV head). */
+static uint64_t units(const struct kvt_attend_limits *l, const struct kvt_attend_args *a)
+{
+	return (l->rows / KVT_ATTEND_SPLIT + a->n_seqs) * div_up(group_rows(l, a), DECODE_ROWS) * a->kv_heads;
+}
+
+/* Scratch, and what the parts of splits are merged by. */
+static void divide(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, struct kvt_attend_args *a,
+		   struct kvt_attend_recipe *r)
+{
+	uint32_t rows = group_rows(l, a), slices = div_up(a->v_dim, MERGE_COLUMNS);
+
+	a->part_rows = rows < DECODE_ROWS ? (rows + 1) / 2 * 2 : DECODE_ROWS;
+	a->fused = 0;
+	*r = (struct kvt_attend_recipe){ .n = 2 };
+	r->scratch_bytes = 4 * KVT_ATTEND_COUNTERS + units(l, a) * kvt_attend_part_bytes(a);
+	r->step[1] = (struct kvt_attend_step){
+		.function = "merge", .block = { 256, 1, 1 },
+		/* whole rows where there are enough for all multiprocessors */
+		.grid = { (uint64_t)l->tokens * a->heads >= 4ull * d->processors ? 1 : slices, a->heads,
+			  l->tokens < 65535 ? l->tokens : 65535 },
+	};
+}
+
+static int too_large(const struct kvt_attend_device *d, const struct kvt_attend_args *a)
+{
+	return kvt_fail(-EINVAL, "attend: heads of %u and %u elements need more than the %u bytes of shared memory", a->k_dim,
+			a->v_dim, d->shared_max);
 }
 
 static int decode(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, struct kvt_attend_args *a,
@@ -105,28 +150,94 @@ static int decode(const struct kvt_attend_device *d, const struct kvt_attend_lim
 		{ "decode_f16_64", "decode_f16_128", "decode_f16_256", "decode_f16_512" },
 		{ "decode_bf16_64", "decode_bf16_128", "decode_bf16_256", "decode_bf16_512" },
 	};
-	uint32_t group = a->heads / a->kv_heads, rows = l->seq_tokens * group, blocks, shared;
-	uint64_t units = (l->rows / KVT_ATTEND_SPLIT + a->n_seqs) * div_up(rows, DECODE_ROWS) * a->kv_heads, grid;
+	uint64_t n = units(l, a), grid;
+	uint32_t blocks, shared;
 
-	a->part_rows = rows < DECODE_ROWS ? (rows + 1) / 2 * 2 : DECODE_ROWS;
+	divide(d, l, a, r);
 	/* one block with all loads in flight where there is little to do */
 	shared = fit(d, DECODE_ROWS * row_bytes(a->k_dim) + DECODE_OTHER(a->n_seqs), stage_bytes(a, a->v_dim),
-		     units > d->processors ? 3 : UINT32_MAX, &blocks);
+		     n > d->processors ? 3 : UINT32_MAX, &blocks);
 	if (!shared && d->sm)
-		return kvt_fail(-EINVAL, "attend: heads of %u and %u elements need more than the %u bytes of shared memory",
-				a->k_dim, a->v_dim, d->shared_max);
+		return too_large(d, a);
 	grid = (uint64_t)d->processors * blocks;
-	*r = (struct kvt_attend_recipe){ .n = 2, .scratch_bytes = units * kvt_attend_part_bytes(a) };
 	r->step[0] = (struct kvt_attend_step){
 		.function = names[a->codec == KVT_BF16][(a->v_dim > 64) + (a->v_dim > 128) + (a->v_dim > 256)],
-		.grid = { (uint32_t)(units < grid ? units : grid ? grid : 1), 1, 1 },
+		.grid = { (uint32_t)(n < grid ? n : grid ? grid : 1), 1, 1 },
 		.block = { 256, 1, 1 }, .shared_bytes = shared,
 	};
-	r->step[1] = (struct kvt_attend_step){
-		.function = "merge", .block = { 256, 1, 1 },
-		.grid = { div_up(a->v_dim, 32), a->heads, l->tokens < 65535 ? l->tokens : 65535 },
+	return 0;
+}
+
+/* What attend_wide takes. */
+static bool wide_takes(const struct kvt_attend_args *a)
+{
+	bool plain = a->softcap == 0 && !a->slopes && !a->mask && a->scale > 0;
+
+	return plain && a->k_dim == a->v_dim && (a->k_dim == 64 || a->k_dim == 128) && a->kv_heads % WIDE_HEADS == 0;
+}
+
+static int wide(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, struct kvt_attend_args *a,
+		struct kvt_attend_recipe *r)
+{
+	static const char *const names[2][2] = {
+		{ "wide_f16_64", "wide_f16_128" },
+		{ "wide_bf16_64", "wide_bf16_128" },
+	};
+	uint32_t stage = WIDE_ROWS * (WIDE_HEADS * a->k_dim * 2 + PAD), stages, shared;
+	uint64_t n = units(l, a) / WIDE_HEADS;
+
+	if (!wide_takes(a))
+		return kvt_fail(-EINVAL, "attend: decoding of %u KV heads at once takes heads of 64 or 128 elements and plain scores; %u and %u, %u KV heads",
+				WIDE_HEADS, a->k_dim, a->v_dim, a->kv_heads);
+	divide(d, l, a, r);
+	shared = shared_bytes(d, WIDE_OTHER(a->n_seqs), stage, 1, WIDE_BYTES / stage, &stages);
+	if (stages < WIDE_LEAST && d->sm)
+		return too_large(d, a);
+	r->step[0] = (struct kvt_attend_step){
+		.function = names[a->codec == KVT_BF16][a->k_dim == 128],
+		.grid = { (uint32_t)(n < d->processors ? n : d->processors ? d->processors : 1), 1, 1 },
+		.block = { WIDE_HEADS * 32 + 128, 1, 1 }, .shared_bytes = shared,
 	};
 	return 0;
+}
+
+static int small(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, struct kvt_attend_args *a,
+		 struct kvt_attend_recipe *r)
+{
+	uint32_t k_row = row_bytes(a->k_dim), v_row = row_bytes(a->v_dim), tiles, shared;
+	uint64_t n = units(l, a);
+
+	if (a->k_dim > 128 || a->v_dim > 128)
+		return kvt_fail(-EINVAL, "attend: decoding of little takes heads of up to 128 elements; %u and %u", a->k_dim, a->v_dim);
+	divide(d, l, a, r);
+	shared = shared_bytes(d, SMALL_OTHER(a->n_seqs) + DECODE_ROWS * k_row, TILE * (k_row > v_row ? k_row : v_row), 1,
+			      2 * SMALL_TILES, &tiles);
+	if (tiles < SMALL_TILES && d->sm)
+		return too_large(d, a);
+	r->step[0] = (struct kvt_attend_step){
+		.function = a->codec == KVT_BF16 ? "small_bf16" : "small_f16", .block = { 256, 1, 1 }, .shared_bytes = shared,
+		.grid = { (uint32_t)(n < INT32_MAX ? n : INT32_MAX), 1, 1 },
+	};
+	/* one block merges what a KV head's blocks leave: quick where it is little */
+	if (n < KVT_ATTEND_COUNTERS && l->rows / KVT_ATTEND_SPLIT <= FUSED_SPLITS) {
+		a->fused = 1;
+		r->n = 1;
+	}
+	return 0;
+}
+
+/* What is quickest, by how much there is to do for each multiprocessor. */
+static enum kvt_attend_path decode_path(const struct kvt_attend_device *d, const struct kvt_attend_limits *l,
+					struct kvt_attend_args *a)
+{
+	uint64_t n = units(l, a) - (uint64_t)a->n_seqs * div_up(group_rows(l, a), DECODE_ROWS) * a->kv_heads;
+	struct kvt_attend_recipe r;
+
+	if (d->sm >= 80 && n <= d->processors && a->k_dim <= 128 && a->v_dim <= 128 && !small(d, l, a, &r))
+		return KVT_ATTEND_SMALL;
+	if (d->sm >= 80 && wide_takes(a) && n / WIDE_HEADS + 8 >= d->processors && !wide(d, l, a, &r))
+		return KVT_ATTEND_WIDE;
+	return KVT_ATTEND_DECODE;
 }
 
 static int prefill(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, struct kvt_attend_args *a,
@@ -187,10 +298,14 @@ int kvt_attend_recipe_path(const struct kvt_attend_device *d, const struct kvt_a
 
 	if (err)
 		return err;
-	if (path == KVT_ATTEND_AUTO && (uint64_t)l->seq_tokens * (a->heads / a->kv_heads) <= PREFILL_ROWS)
-		path = KVT_ATTEND_DECODE;
+	if (path == KVT_ATTEND_AUTO && (uint64_t)group_rows(l, a) <= PREFILL_ROWS)
+		path = decode_path(d, l, a);
 	if (path == KVT_ATTEND_DECODE)
 		return decode(d, l, a, r);
+	if (path == KVT_ATTEND_WIDE)
+		return wide(d, l, a, r);
+	if (path == KVT_ATTEND_SMALL)
+		return small(d, l, a, r);
 	return path == KVT_ATTEND_HOPPER || (path == KVT_ATTEND_AUTO && hopper_takes(d, a)) ? hopper(d, l, a, r) :
 											      prefill(d, l, a, r);
 }

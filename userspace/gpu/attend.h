@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * How attention is launched on a GPU: which kernels, on what grids. Few query
- * rows are divided over the splits of their KV ("decode": each split leaves a
- * part in scratch, and "merge" joins them); many are divided among thread
- * blocks, each of which goes through all splits ("prefill"; "hopper" on sm_90,
- * where nothing is added to scores). All give the same bits for a row.
+ * rows are divided over the splits of their KV: each split leaves a part in
+ * scratch, and "merge" joins them ("decode"; "wide", which reads several KV
+ * heads at once, where there is much and nothing is added to scores; "small",
+ * whose last block merges itself, where there is little). Many are divided
+ * among thread blocks, each of which goes through all splits ("prefill";
+ * "hopper" on sm_90, likewise). All give the same bits for a row.
  *
  *	struct kvt_attend_args a = { ... };
  *	struct kvt_attend_recipe r;
  *
  *	kvt_attend_recipe(&device, &limits, &a, &r);	sets a.part_rows
- *	a.parts = scratch;				r.scratch_bytes, if any
+ *	a.parts = scratch;				r.scratch_bytes, if any; its first
+ *							KVT_ATTEND_COUNTERS words are 0
  *	for (i = 0; i < r.n; i++) {
  *		kernel(gpu, "attend", r.step[i].function, &k);
  *		launch(gpu, k, r.step[i].grid, r.step[i].block, r.step[i].shared_bytes, stream, args, 1);
@@ -18,7 +21,8 @@
  *
  * Steps are ordered on one stream. A recipe serves every call within its
  * limits: the arrays that its arguments point to may change, also in a graph.
- * Launches that may run at the same time need scratch of their own.
+ * Launches that may run at the same time need scratch of their own. They leave
+ * its counters at 0, whatever recipe is next.
  */
 #ifndef KVT_GPU_ATTEND_H
 #define KVT_GPU_ATTEND_H
@@ -39,7 +43,15 @@ struct kvt_attend_limits {
 	uint64_t rows;	     /* KV rows of all sequences together */
 };
 
-enum kvt_attend_path { KVT_ATTEND_AUTO, KVT_ATTEND_DECODE, KVT_ATTEND_PREFILL, KVT_ATTEND_HOPPER };
+enum kvt_attend_path {
+	KVT_ATTEND_AUTO,
+	KVT_ATTEND_DECODE,
+	KVT_ATTEND_WIDE,
+	KVT_ATTEND_SMALL,
+	KVT_ATTEND_PREFILL,
+	KVT_ATTEND_HOPPER,
+	KVT_ATTEND_PATHS
+};
 
 struct kvt_attend_step {
 	const char *function;

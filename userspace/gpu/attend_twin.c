@@ -66,7 +66,7 @@ static void set_row(const struct kvt_attend_args *a, uint32_t seq, uint32_t toke
 		r->lo = r->hi;
 }
 
-/* Splits [*s0, *s1) that a sequence's rows see. */
+/* Splits [*s0, *s1) that a sequence's rows see; one, if they see nothing. */
 static void span(const struct kvt_attend_args *a, uint32_t seq, uint32_t *s0, uint32_t *s1)
 {
 	const uint32_t *tokens = AT(a->tokens);
@@ -80,8 +80,8 @@ static void span(const struct kvt_attend_args *a, uint32_t seq, uint32_t *s0, ui
 	set_row(a, seq, n - 1, 0, &high);
 	*s0 = low.lo / SPLIT;
 	*s1 = (high.hi + SPLIT - 1) / SPLIT;
-	if (*s1 < *s0)
-		*s1 = *s0;
+	if (*s1 <= *s0)
+		*s1 = *s0 + 1;
 }
 
 static const void *kv_row(uint64_t blocks, uint32_t stride, uint32_t seq, uint32_t pos, uint32_t block_rows,
@@ -208,7 +208,7 @@ static void finish(const struct kvt_attend_args *a, const struct row *r, const s
 
 static float *part_at(const struct kvt_attend_args *a, uint64_t unit_index)
 {
-	return (float *)((uint8_t *)AT(a->parts) + unit_index * kvt_attend_part_bytes(a));
+	return (float *)((uint8_t *)AT(a->parts) + 4 * KVT_ATTEND_COUNTERS + unit_index * kvt_attend_part_bytes(a));
 }
 
 /* Units of a sequence: splits x blocks of DECODE_ROWS rows x KV heads. */
@@ -292,8 +292,11 @@ static int each_row(const struct kvt_attend_args *a, enum work work)
 
 int kvt_attend_twin_decode(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args)
 {
+	const struct kvt_attend_args *a = args[0];
+
 	(void)grid, (void)block;
-	return each_row(args[0], PARTS);
+	each_row(a, PARTS);
+	return a->fused ? each_row(a, JOIN) : 0;
 }
 
 int kvt_attend_twin_merge(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args)

@@ -202,11 +202,13 @@ struct kvt_attend_args {
 	uint32_t causal;   /* 0 or 1 */
 	uint32_t window;   /* 0: none */
 	uint32_t part_rows; /* query rows of a part: gpu/attend.h sets it */
+	uint32_t fused; /* 1: the last of a row's splits to end merges them; gpu/attend.h sets it */
 	float scale;	   /* not 0 */
 	float softcap;	   /* 0: none */
 };
 
 #define KVT_ATTEND_SEQS 1024
+#define KVT_ATTEND_COUNTERS 8192 /* u32, at the beginning of scratch */
 #define KVT_ATTEND_K_MAX 576
 #define KVT_ATTEND_V_MAX 512
 

@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Attention of few query rows to little: where there are fewer splits than
+ * multiprocessors, what counts is how long one takes. A thread block has a split
+ * of one KV head with all loads under way at once; each of its warps forms the
+ * scores of a tile, then 16 columns of the output over all tiles. The last of a
+ * row's splits to end merges them.
+ */
+#include "attend_decode.cuh"
+
+#define SMALL_TILES (SPLIT / TILE) /* a warp has one */
+#define SMALL_MERGE 64		   /* splits at a time */
+
+struct small_shared {
+	uint64_t there[SMALL_TILES]; /* V */
+	query_row rows[DECODE_ROWS];
+	float max[DECODE_ROWS], sum[DECODE_ROWS];
+	float top[SMALL_TILES][DECODE_ROWS], scale[SMALL_TILES][DECODE_ROWS];
+	float sums[SMALL_TILES][DECODE_ROWS][4];
+	float old_weight[DECODE_ROWS][SMALL_MERGE], part_weight[DECODE_ROWS][SMALL_MERGE], final[DECODE_ROWS];
+	uint32_t last;
+	alignas(16) uint8_t weights[DECODE_ROWS][2 * SPLIT + PAD];
+	uint32_t before[]; /* [n_seqs + 1] */
+};
+
+/* What lies where: tiles of K, and those of V that fit beside them; the others follow K in its place. */
+struct small_layout {
+	uint32_t k_stride, v_stride, queries, tile_bytes, tiles0, tiles;
+
+	__device__ __forceinline__ uint32_t k(uint32_t tile) const
+	{
+		return tiles0 + tile * tile_bytes;
+	}
+	__device__ __forceinline__ uint32_t v(uint32_t tile) const
+	{
+		return tiles0 + (SMALL_TILES + tile < tiles ? SMALL_TILES + tile : tile) * tile_bytes;
+	}
+};
+
+static __device__ __forceinline__ small_layout get_small_layout(const attend_args &a)
+{
+	small_layout l;
+	uint32_t fixed;
+
+	l.k_stride = 2 * whole_steps(a.k_dim) + PAD;
+	l.v_stride = 2 * whole_steps(a.v_dim) + PAD;
+	l.queries = (sizeof(small_shared) + 4 * (a.n_seqs + 1) + 127) / 128 * 128;
+	fixed = l.queries + DECODE_ROWS * l.k_stride;
+	l.tiles0 = shared_address(attend_memory) + fixed;
+	l.tile_bytes = TILE * max(l.k_stride, l.v_stride);
+	l.tiles = (dynamic_shared_bytes() - fixed) / l.tile_bytes;
+	return l;
+}
+
+template <int PIECES> static __device__ __forceinline__ void
+small_whole(uint64_t found, uint32_t row_bytes, uint32_t tile, uint32_t dst, uint32_t stride)
+{
+	const uint32_t lane = threadIdx.x % 32, row = lane / PIECES, piece = lane % PIECES;
+	const uint64_t in_group = (uint64_t)row * row_bytes + piece * 16;
+
+	dst += row * stride + piece * 16;
+#pragma unroll
+	for (uint32_t i = 0; i < TILE / 16; i++) {
+		const uint64_t base = group_of(found, tile, i) + in_group;
+
+#pragma unroll
+		for (uint32_t r = 0; r < 16; r += 32 / PIECES)
+			copy16(dst + (i * 16 + r) * stride, base + (uint64_t)r * row_bytes);
+	}
+}
+
+/* A warp: a tile of K or of V, rows outside [from, to) as zeros. */
+static __device__ __forceinline__ void
+small_load(uint64_t found, uint32_t row_bytes, uint32_t pieces, uint32_t tile, uint32_t from, uint32_t to, uint32_t dst,
+	   uint32_t stride)
+{
+	const uint32_t inverse = 65535 / pieces + 1; /* k / pieces = k * inverse >> 16 for k < 16 * 16 */
+	const uint32_t groups = __ballot_sync(0xffffffffu, found != 0) >> tile % SMALL_TILES * (TILE / 16) & 15;
+
+	if (groups == 15 && tile * TILE >= from && (tile + 1) * TILE <= to && (pieces == 8 || pieces == 16)) {
+		if (pieces == 8)
+			small_whole<8>(found, row_bytes, tile, dst, stride);
+		else
+			small_whole<16>(found, row_bytes, tile, dst, stride);
+		return;
+	}
+#pragma unroll 1
+	for (uint32_t i = 0; i < TILE / 16; i++) {
+		const uint64_t base = group_of(found, tile, i);
+
+#pragma unroll 1
+		for (uint32_t k = threadIdx.x % 32; k < 16 * pieces; k += 32) {
+			const uint32_t row = k * inverse >> 16, piece = k - row * pieces, position = tile * TILE + i * 16 + row;
+
+			copy16(dst + (i * 16 + row) * stride + piece * 16, base + (uint64_t)row * row_bytes + piece * 16,
+			       base && position >= from && position < to);
+		}
+	}
+}
+
+/* The splits of some rows of a KV head, by 256 threads. @part: of the first split; parts are @step floats apart. */
+static __device__ __forceinline__ void
+small_merge(const attend_args &a, small_shared &sh, const decode_unit &u, const float *part, uint64_t step, uint32_t splits,
+	    float c, uint8_t *space, uint32_t bytes)
+{
+	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = a.heads / a.kv_heads;
+	const uint32_t rows = min(u.s.n * group - u.row0, (uint32_t)DECODE_ROWS), all = rows * a.v_dim;
+	const uint32_t part_floats = a.part_rows * (a.v_dim + 2), chunk = min(bytes / (4 * part_floats), (uint32_t)SMALL_MERGE);
+	const float *parts = reinterpret_cast<float *>(space);
+	float max[2] = { -INF, -INF }, sum[2] = {}, out[DECODE_ROWS * 128 / 256] = {};
+
+	for (uint32_t s0 = 0; s0 < splits; s0 += chunk) {
+		const uint32_t n = min(splits - s0, chunk);
+
+		__syncthreads(); /* what was in shared memory is done with */
+		for (uint32_t k = warp; k < n; k += SMALL_TILES)
+			for (uint32_t i = lane * 4; i < part_floats; i += 128)
+				copy16(shared_address(parts + k * part_floats + i), (uint64_t)(part + (s0 + k) * step + i));
+		copy_commit();
+		copy_wait<0>();
+		__syncthreads();
+#pragma unroll
+		for (int i = 0; i < 2; i++) {
+			const uint32_t row = warp + 8 * i;
+
+			if (row >= rows)
+				break;
+			for (uint32_t k0 = 0; k0 < n; k0 += 32) {
+				const uint32_t k = k0 + lane;
+				const float own = k < n ? parts[k * part_floats + row] : -INF;
+				const float l = k < n ? parts[k * part_floats + a.part_rows + row] : 0;
+				float highest = own, lower, old, w;
+
+#pragma unroll
+				for (int d = 1; d < 32; d *= 2) {
+					const float other = __shfl_up_sync(0xffffffffu, highest, d);
+
+					highest = lane >= d ? fmaxf(highest, other) : highest;
+				}
+				lower = __shfl_up_sync(0xffffffffu, highest, 1);
+				lower = lane ? fmaxf(max[i], lower) : max[i];
+				max[i] = fmaxf(max[i], __shfl_sync(0xffffffffu, highest, 31));
+				weigh(&lower, own, c, &old, &w);
+				sh.old_weight[row][k] = old;
+				sh.part_weight[row][k] = w;
+				for (uint32_t j = 0; j < min(n - k0, 32u); j++)
+					sum[i] = merged_sum(sum[i], __shfl_sync(0xffffffffu, old, j),
+							    __shfl_sync(0xffffffffu, l, j), __shfl_sync(0xffffffffu, w, j));
+			}
+			if (lane == 0 && s0 + n == splits)
+				sh.final[row] = final_weight(a, u.kv_head * group + (u.row0 + row) % group, max[i], sum[i], c);
+		}
+		__syncthreads();
+#pragma unroll
+		for (int e = 0; e < DECODE_ROWS * 128 / 256; e++) {
+			const uint32_t i = e * 256 + threadIdx.x, row = i / a.v_dim;
+
+			if (i >= all)
+				break;
+#pragma unroll 8
+			for (uint32_t k = 0; k < n; k++)
+				out[e] = merged(out[e], sh.old_weight[row][k], parts[k * part_floats + 2 * a.part_rows + i],
+						sh.part_weight[row][k]);
+		}
+	}
+#pragma unroll
+	for (int e = 0; e < DECODE_ROWS * 128 / 256; e++) {
+		const uint32_t i = e * 256 + threadIdx.x, row = i / a.v_dim;
+
+		if (i >= all)
+			break;
+		store_output(a, u.s.token + (u.row0 + row) / group,
+			     (uint64_t)(u.kv_head * group + (u.row0 + row) % group) * a.v_dim + i - row * a.v_dim,
+			     output_bits(out[e], sh.final[row]));
+	}
+}
+
+template <int CODEC> static __device__ __forceinline__ void small(const attend_args &a)
+{
+	small_shared &sh = *reinterpret_cast<small_shared *>(attend_memory);
+	const small_layout l = get_small_layout(a);
+	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = a.heads / a.kv_heads;
+	const bool general = is_general(a);
+	const float c = exponent_unit(a);
+	const uint64_t part_floats = (uint64_t)a.part_rows * (a.v_dim + 2);
+	const uint32_t a_row = lane % 16, a_column = lane / 16 * 16;
+	const uint32_t b_row = lane % 8 + lane / 16 * 8, b_column = lane / 8 % 2 * 16;
+	float *const parts = reinterpret_cast<float *>(a.parts) + KVT_ATTEND_COUNTERS;
+	uint32_t phases = 0; /* of tiles */
+
+	if (threadIdx.x < SMALL_TILES)
+		barrier_init(&sh.there[threadIdx.x], 32);
+	count_units(sh.before, a.n_seqs, [&](uint32_t i) {
+		const sequence s = get_sequence(a, i);
+		uint32_t first;
+
+		return splits_seen(a, s, &first) * row_blocks(a, s) * a.kv_heads;
+	});
+
+	for (uint32_t unit = blockIdx.x; unit < sh.before[a.n_seqs]; unit += gridDim.x) {
+		const decode_unit u = get_decode_unit(a, sh.before, unit, a.kv_heads);
+		const uint32_t all_rows = u.s.n * group, split = u.tile0 / SMALL_TILES;
+		const uint32_t whole_from = sees_from(a, u.s, last_token(a, u)), whole_to = sees_to(a, u.s, first_token(a, u));
+		const uint32_t tile = u.tile0 + warp, position = tile * TILE + lane % 4 * 2;
+		auto is_partly = [&](uint32_t t) { return general || t * TILE < whole_from || (t + 1) * TILE > whole_to; };
+		float *part = parts + unit * part_floats;
+		const uint32_t column0 = warp * 16, pieces = column0 < a.v_dim ? min((a.v_dim - column0) / 8, 2u) : 0;
+		const bool beside = SMALL_TILES + warp < l.tiles;
+		uint64_t v = 0;
+		auto load_v = [&]() {
+			small_load(v, a.v_row_bytes, a.v_dim / 8, tile, u.from, u.to, l.v(warp), l.v_stride);
+			barrier_arrive_copied(&sh.there[warp]);
+		};
+		float acc[2][4] = {}, score[TILE / 8][4] = {};
+		uint32_t hidden = 0;
+
+		if (threadIdx.x < DECODE_ROWS) {
+			sh.rows[threadIdx.x] = get_row(a, u.s, u.row0 + threadIdx.x, u.kv_head);
+			sh.max[threadIdx.x] = -INF;
+		}
+		if (warp < u.tiles) {
+			const uint64_t k = find_group(a.k_blocks + (uint64_t)u.seq * a.table_stride * 8, a.k_block_rows,
+						      a.k_row_bytes, u.kv_head * a.k_dim * 2, split, u.from, u.to);
+
+			v = find_group(a.v_blocks + (uint64_t)u.seq * a.table_stride * 8, a.v_block_rows, a.v_row_bytes,
+				       u.kv_head * a.v_dim * 2, split, u.from, u.to);
+			for (uint32_t i = lane; a.k_dim % 16 && i < TILE; i += 32) /* V was there, perhaps */
+				clear16(l.k(warp) + i * l.k_stride + 2 * a.k_dim);
+			small_load(k, a.k_row_bytes, a.k_dim / 8, tile, u.from, u.to, l.k(warp), l.k_stride);
+			copy_commit();
+		}
+		/* before V: what is asked for first comes first */
+		load_queries<CODEC, SMALL_TILES>(a, u.s, u.kv_head, u.row0, DECODE_ROWS, attend_memory + l.queries, l.k_stride);
+		if (warp < u.tiles) {
+			if (beside)
+				load_v();
+			copy_commit();
+		}
+		__syncthreads(); /* queries are there */
+		if (warp < u.tiles) {
+			const uint32_t k_row = l.k(warp) + b_row * l.k_stride + b_column;
+			const uint32_t q_row = shared_address(attend_memory) + l.queries + a_row * l.k_stride + a_column;
+
+			copy_wait<1>();
+			__syncwarp();
+#pragma unroll 2
+			for (uint32_t d = 0; d < a.k_dim; d += 16) {
+				uint32_t qa[4], kb[TILE / 16][4];
+
+				matrices(qa, q_row + 2 * d);
+#pragma unroll
+				for (int n = 0; n < TILE / 16; n++)
+					matrices(kb[n], k_row + n * 16 * l.k_stride + 2 * d);
+#pragma unroll
+				for (int n = 0; n < TILE / 16; n++) {
+					multiply<CODEC>(score[2 * n], qa, kb[n][0], kb[n][1]);
+					multiply<CODEC>(score[2 * n + 1], qa, kb[n][2], kb[n][3]);
+				}
+			}
+			if (!beside) {
+				__syncwarp(); /* K is done with */
+				load_v();
+			}
+			if (is_partly(tile))
+				hidden = look(a, &sh.rows[lane / 4], general, score, position);
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				float top = score[0][2 * i];
+
+#pragma unroll
+				for (int n = 0; n < TILE / 8; n++)
+					top = fmaxf(top, fmaxf(score[n][2 * i], score[n][2 * i + 1]));
+				top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+				top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+				if (lane % 4 == 0)
+					sh.top[warp][lane / 4 + 8 * i] = top;
+			}
+		}
+		__syncthreads(); /* maxima are there */
+		if (warp < u.tiles) {
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				const uint32_t row = lane / 4 + 8 * i;
+				float max = -INF, scale = 1, taken = 0, x = 0;
+
+				for (uint32_t t = 0; t <= warp; t++)
+					refer(&max, sh.top[t][row], c, &scale, &taken);
+#pragma unroll
+				for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+					for (int e = 2 * i; e < 2 * i + 2; e++)
+						score[n][e] = power2(__fmaf_rn(score[n][e], c, -taken));
+#pragma unroll
+				for (int p = 0; p < TILE / 16; p++) {
+					const float *low = &score[2 * p][2 * i], *high = &score[2 * p + 1][2 * i];
+					const float y = __fadd_rn(__fadd_rn(low[0], low[1]), __fadd_rn(high[0], high[1]));
+
+					x = p ? __fadd_rn(x, y) : y;
+				}
+				sh.sums[warp][row][lane % 4] = x;
+				if (lane % 4 == 0) {
+					sh.scale[warp][row] = scale;
+					if (warp == u.tiles - 1)
+						sh.max[row] = max;
+				}
+			}
+			if (is_partly(tile))
+				hide(score, hidden);
+#pragma unroll
+			for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+				for (int i = 0; i < 2; i++)
+					*reinterpret_cast<uint32_t *>(sh.weights[lane / 4 + 8 * i] +
+								      2 * (warp * TILE + n * 8 + lane % 4 * 2)) =
+						pair<CODEC>(score[n][2 * i], score[n][2 * i + 1]);
+		}
+		__syncthreads(); /* weights are there */
+		if (threadIdx.x < DECODE_ROWS * 4) {
+			const uint32_t row = threadIdx.x / 4;
+			float sum = 0;
+
+			for (uint32_t t = 0; t < u.tiles; t++)
+				sum = __fmaf_rn(sum, sh.scale[t][row], sh.sums[t][row][threadIdx.x % 4]);
+			sum = row_sum(sum);
+			if (threadIdx.x % 4 == 0 && u.row0 + row < all_rows) {
+				part[row] = sh.max[row];
+				part[a.part_rows + row] = sum;
+			}
+		}
+		if (column0 < a.v_dim) {
+			uint32_t weights[2][TILE / 16][4], vb[2][TILE / 16][4];
+			auto own_piece = [&](uint32_t t, uint32_t row, uint32_t piece) {
+				return l.v(t) + row * l.v_stride + column0 * 2 + piece * 16;
+			};
+			auto fetch = [&](int which, uint32_t t) {
+				if (t >= u.tiles)
+					return;
+				barrier_wait(&sh.there[t], phases >> t & 1);
+#pragma unroll
+				for (int p = 0; p < TILE / 16; p++) {
+					matrices(weights[which][p],
+						 shared_address(&sh.weights[a_row][a_column + t * TILE * 2 + p * 32]));
+					matrices_transposed(vb[which][p], own_piece(t, p * 16 + a_row, 0) + a_column);
+				}
+			};
+			auto add = [&](int which, uint32_t t) {
+				if (t >= u.tiles)
+					return;
+				const float scale[2] = { sh.scale[t][lane / 4], sh.scale[t][lane / 4 + 8] };
+				auto piece_of = [&](uint32_t row, uint32_t piece) { return own_piece(t, row, piece); };
+
+				rescale(acc, scale);
+				if (is_partly(u.tile0 + t) &&
+				    __any_sync(0xffffffffu, any_not_finite<CODEC, 32>(pieces, piece_of))) {
+					careful_output<CODEC>(acc, weights[which], pieces, piece_of);
+					return;
+				}
+#pragma unroll
+				for (int p = 0; p < TILE / 16; p++) {
+					multiply<CODEC>(acc[0], weights[which][p], vb[which][p][0], vb[which][p][1]);
+					multiply<CODEC>(acc[1], weights[which][p], vb[which][p][2], vb[which][p][3]);
+				}
+			};
+
+			fetch(0, 0);
+#pragma unroll 1
+			for (uint32_t t = 0; t < u.tiles; t += 2) { /* what comes next is fetched while products are formed */
+				fetch(1, t + 1);
+				add(0, t);
+				fetch(0, t + 2);
+				add(1, t + 1);
+			}
+#pragma unroll
+			for (int i = 0; i < 2; i++)
+#pragma unroll
+				for (int n = 0; n < 2; n++) {
+					const uint32_t row = lane / 4 + 8 * i, column = column0 + n * 8 + lane % 4 * 2;
+
+					if (u.row0 + row < all_rows && column < a.v_dim)
+						*reinterpret_cast<float2 *>(part + 2 * a.part_rows + row * a.v_dim + column) =
+							make_float2(acc[n][2 * i], acc[n][2 * i + 1]);
+				}
+		}
+		phases ^= (1u << u.tiles) - 1;
+		if (a.fused) {
+			const uint32_t of_split = row_blocks(a, u.s) * a.kv_heads;
+			uint32_t first, splits = splits_seen(a, u.s, &first);
+			const uint32_t unit0 = sh.before[u.seq] + (unit - sh.before[u.seq]) % of_split;
+			uint32_t *counter = reinterpret_cast<uint32_t *>(a.parts) + unit0;
+
+			__syncthreads();
+			if (threadIdx.x == 0) {
+				__threadfence(); /* the block's parts, to who merges them */
+				sh.last = atomicAdd(counter, 1) == splits - 1;
+				__threadfence();
+			}
+			__syncthreads();
+			if (sh.last) {
+				small_merge(a, sh, u, parts + unit0 * part_floats, of_split * part_floats, splits, c,
+					    attend_memory + (l.tiles0 - shared_address(attend_memory)), l.tiles * l.tile_bytes);
+				if (threadIdx.x == 0)
+					*counter = 0;
+			}
+		}
+		__syncthreads(); /* this unit is done with */
+	}
+	copy_wait<0>();
+}
+
+#define SMALL(name, codec) \
+	extern "C" __global__ void __launch_bounds__(256, 1) attend_small_##name(const attend_args a) \
+	{ \
+		small<codec>(a); \
+	}
+
+SMALL(f16, ROW_F16)
+SMALL(bf16, ROW_BF16)
