@@ -5,7 +5,8 @@
  * The splits that a pass must see are taken in groups. A group is as many
  * consecutive splits as a small share of the host frames holds, at least one:
  * what one group holds, and the next while it loads, does not stay for the next
- * round of what is read in a cycle. Its work is cut into units:
+ * round of what is read in a cycle. What is in memory already needs no loading
+ * meanwhile, and comes in larger groups. A group's work is cut into units:
  * either a block of one KV head's query rows over all the group's splits, merged
  * into the running state at once; or, where that gives too few units for the
  * threads (decoding), query rows of as many KV heads as a kernel call takes over
@@ -27,6 +28,7 @@
 #define PART_TOKENS 64	   /* query tokens x splits whose parts are kept */
 #define RUN_MAX 16	   /* splits */
 #define STREAM_SHARE 16	   /* of the host frames, for a group; as much is for the next one */
+#define RESIDENT_SHARE 4   /* the same for a group that is in memory */
 #define GROUP_BLOCKS 8192u /* the most blocks of a group */
 #define ALIGN 64
 
@@ -43,7 +45,7 @@ struct kvt_attend {
 	struct kvt_workers *workers;
 	const struct kvt_attn_kernels *kernels;
 	uint32_t max_tokens, max_v_dim;
-	uint32_t window; /* blocks of a group */
+	uint32_t window, resident; /* blocks of a group, and of one that is in memory */
 	uint32_t capacity; /* of the arrays below */
 	pthread_mutex_t turn;
 	struct group group[2];
@@ -75,7 +77,7 @@ struct pass {
 	uint32_t rows;	     /* of one KV head: tokens * group_heads */
 	uint32_t row_blocks; /* of one KV head */
 	bool parts, last; /* the group is the pass's last */
-	uint32_t run;	/* splits that a unit takes one after the other, with parts */
+	uint32_t run, long_runs; /* splits that a unit takes one after the other, with parts: so many units; one, the others */
 	uint32_t heads; /* KV heads of a unit; 1 if they have several row blocks */
 };
 
@@ -144,13 +146,22 @@ static void set_state(struct kvt_attn_state *st, void *memory, uint64_t rows)
 	st->acc = st->sum + rows;
 }
 
+/* Blocks of a group of that share of the frames. */
+static uint32_t share_of(const struct kvt_attend_params *p, const struct layout *l, uint32_t share)
+{
+	uint32_t blocks = p->frames / share;
+
+	if (blocks < p->split_blocks)
+		blocks = p->split_blocks;
+	return blocks < l->capacity ? blocks : l->capacity;
+}
+
 int kvt_attend_create(const struct kvt_attend_params *p, struct kvt_store *store, struct kvt_workers *workers,
 		      struct kvt_attend **attend)
 {
 	struct layout l = layout_of(p);
 	uint8_t *memory = aligned_alloc(ALIGN, round_up(l.total, ALIGN));
 	struct kvt_attend *a = (struct kvt_attend *)memory;
-	uint32_t share = p->frames / STREAM_SHARE;
 
 	if (!memory)
 		return kvt_fail(-ENOMEM, "no memory for attention's scratch (%llu bytes)", (unsigned long long)l.total);
@@ -164,9 +175,8 @@ int kvt_attend_create(const struct kvt_attend_params *p, struct kvt_store *store
 		a->group[i].blocks = (uint32_t *)(memory + l.blocks[i]);
 	set_state(&a->run, memory + l.run, (uint64_t)p->max_query_rows * p->max_query_heads);
 	set_state(&a->part, memory + l.part, (uint64_t)PART_TOKENS * p->max_query_heads);
-	a->window = share < p->split_blocks ? p->split_blocks : share;
-	if (a->window > a->capacity)
-		a->window = a->capacity;
+	a->window = share_of(p, &l, STREAM_SHARE);
+	a->resident = share_of(p, &l, RESIDENT_SHARE);
 	pthread_mutex_init(&a->turn, NULL);
 	*attend = a;
 	return 0;
@@ -231,17 +241,26 @@ static void widen(const struct kvt_plane_geom *g, uint32_t kv_heads, uint32_t he
 	}
 }
 
-/* @end: the split before which the unit's last one lies. */
-static void point_at_split(const struct pass *p, uint64_t split, uint64_t end, uint32_t head, uint32_t heads,
+static uint32_t split_rows(const struct kvt_attend_call *c, uint64_t split)
+{
+	uint64_t left = c->n_rows - split * KVT_SPLIT;
+
+	return left < KVT_SPLIT ? (uint32_t)left : KVT_SPLIT;
+}
+
+/* @next: the split that this thread will likely take afterwards. */
+static void point_at_split(const struct pass *p, uint64_t split, uint64_t next, uint32_t head, uint32_t heads,
 			   struct rows *r, float *wide, struct kvt_split_rows *s)
 {
 	const struct kvt_attend_call *c = p->c;
-	uint64_t first = split * KVT_SPLIT, left = c->n_rows - first;
-	uint32_t n = left < KVT_SPLIT ? (uint32_t)left : KVT_SPLIT, more = 0;
+	uint64_t first = split * KVT_SPLIT;
+	uint32_t n = split_rows(c, split), more = 0;
 
-	if (split + 1 < end && kvt_codec_group(c->k_geom->codec) == 1)
-		more = left - n < KVT_TILE ? (uint32_t)(left - n) : KVT_TILE;
-	point_at_rows(p->a->views, p->g->k0, c->k_geom, first, n + more, r->k);
+	point_at_rows(p->a->views, p->g->k0, c->k_geom, first, n, r->k);
+	if (next < p->g->end && kvt_codec_group(c->k_geom->codec) == 1) {
+		more = split_rows(c, next) < KVT_TILE ? split_rows(c, next) : KVT_TILE;
+		point_at_rows(p->a->views, p->g->k0, c->k_geom, next * KVT_SPLIT, more, r->k + n);
+	}
 	point_at_rows(p->a->views + p->g->v_at, p->g->v0, c->v_geom, first, n, r->v);
 	*s = (struct kvt_split_rows){
 		.first = first, .n = n, .heads = heads, .k = r->k, .v = r->v, .more = more,
@@ -291,7 +310,12 @@ static void point_at_queries(const struct pass *p, uint32_t row, uint32_t m, str
 
 static uint32_t runs_of(const struct pass *p)
 {
-	return p->parts ? (uint32_t)((p->g->end - p->g->first + p->run - 1) / p->run) : 1;
+	return p->parts ? (uint32_t)(p->g->end - p->g->first) - p->long_runs * (p->run - 1) : 1;
+}
+
+static uint64_t run_begin(const struct pass *p, uint32_t i)
+{
+	return p->g->first + i + (uint64_t)(i < p->long_runs ? i : p->long_runs) * (p->run - 1);
 }
 
 static struct kvt_attn_state part_at(const struct pass *p, uint64_t split, uint64_t row)
@@ -316,8 +340,9 @@ static void unit(void *arg, uint32_t worker, uint32_t i)
 	uint32_t heads = c->kv_heads - head < p->heads ? c->kv_heads - head : p->heads;
 	uint32_t row = head * p->rows + block * UNIT_ROWS, left = heads * p->rows - block * UNIT_ROWS;
 	uint32_t m = left < UNIT_ROWS ? left : UNIT_ROWS;
-	uint64_t first = p->parts ? p->g->first + (uint64_t)(i % runs) * p->run : p->g->first;
-	uint64_t end = p->parts && first + p->run < p->g->end ? first + p->run : p->g->end;
+	uint64_t first = p->parts ? run_begin(p, i % runs) : p->g->first;
+	uint64_t end = p->parts ? run_begin(p, i % runs + 1) : p->g->end;
+	uint64_t next = end + (kvt_workers_count(a->workers) - 1) * (end - first); /* threads take units in turns */
 	struct kvt_attn_state part = { r->max, r->sum, acc }, run = state_at(&a->run, row, v_dim);
 	struct kvt_split_rows s;
 	struct kvt_query_rows q;
@@ -334,7 +359,7 @@ static void unit(void *arg, uint32_t worker, uint32_t i)
 	for (uint64_t split = from; split < to; split++) {
 		if (p->parts)
 			part = part_at(p, split, row);
-		point_at_split(p, split, to, head, heads, r, wide, &s);
+		point_at_split(p, split, split + 1 < to ? split + 1 : next, head, heads, r, wide, &s);
 		a->kernels->split(&c->shape, &s, &q, &part, kernel_scratch);
 		if (!p->parts)
 			a->kernels->merge(&run, &part, m, v_dim);
@@ -384,9 +409,9 @@ static uint32_t blocks_of(uint64_t first_row, uint64_t end_row, uint32_t block_r
 	return (uint32_t)((end_row + block_rows - 1) / block_rows - first_row / block_rows);
 }
 
-/* The group that begins at split @first and ends at most at @end. */
-static void make_group(const struct kvt_attend *a, const struct kvt_attend_call *c, uint64_t first, uint64_t end,
-		       uint64_t most, struct group *g)
+/* The group of at most @window blocks that begins at split @first and ends at most at @end. */
+static void cut_group(const struct kvt_attend_call *c, uint64_t first, uint64_t end, uint64_t most, uint32_t window,
+		      struct group *g)
 {
 	uint64_t row0 = first * KVT_SPLIT, e = first;
 	uint32_t nk = 0, nv = 0;
@@ -396,7 +421,7 @@ static void make_group(const struct kvt_attend *a, const struct kvt_attend_call 
 		uint32_t k = blocks_of(row0, row1, c->k_geom->block_rows);
 		uint32_t v = c->v_table == c->k_table ? 0 : blocks_of(row0, row1, c->v_geom->block_rows);
 
-		if (e > first && k + v > a->window)
+		if (e > first && k + v > window)
 			break;
 		nk = k;
 		nv = v;
@@ -413,6 +438,15 @@ static void make_group(const struct kvt_attend *a, const struct kvt_attend_call 
 	memcpy(g->blocks + nk, c->v_table + g->v0, nv * sizeof(uint32_t));
 }
 
+/* The larger one, if it is in memory as a whole: a part to be loaded would hold up all of it. */
+static void make_group(const struct kvt_attend *a, const struct kvt_attend_call *c, uint64_t first, uint64_t end,
+		       uint64_t most, struct group *g)
+{
+	cut_group(c, first, end, most, a->resident, g);
+	if (kvt_store_missing(a->store, g->blocks, g->n_k + g->n_v))
+		cut_group(c, first, end, most, a->window, g);
+}
+
 /* Start what the next call will likely read first; its holds are given back at once. */
 static void look_ahead(struct kvt_attend *a, const struct kvt_attend_call *c, uint64_t first, struct group *g)
 {
@@ -422,7 +456,7 @@ static void look_ahead(struct kvt_attend *a, const struct kvt_attend_call *c, ui
 	next.v_geom = c->next_v_geom;
 	next.k_table = c->next_k_table;
 	next.v_table = c->next_v_table;
-	make_group(a, &next, first, (c->n_rows + KVT_SPLIT - 1) / KVT_SPLIT, UINT64_MAX, g);
+	cut_group(&next, first, (c->n_rows + KVT_SPLIT - 1) / KVT_SPLIT, UINT64_MAX, a->window, g);
 	kvt_store_borrow_begin(a->store, g->blocks, g->n_k + g->n_v);
 	kvt_store_borrow_drop(a->store, g->blocks, g->n_k + g->n_v);
 }
@@ -471,10 +505,11 @@ static int run_pass(struct pass *p)
 		} else if (c->next_k_table) {
 			look_ahead(a, c, lo / KVT_SPLIT, next);
 		}
-		/* long runs cost less; enough of them keep all threads busy to the end */
+		/* long runs cost less; short ones at the end keep all threads busy */
 		units = (c->kv_heads + p->heads - 1) / p->heads * p->row_blocks;
 		p->run = (uint32_t)((now->end - now->first) * units / (8 * kvt_workers_count(a->workers)));
 		p->run = p->run < 1 ? 1 : p->run > RUN_MAX ? RUN_MAX : p->run;
+		p->long_runs = (uint32_t)(now->end - now->first) * 3 / 4 / p->run;
 		kvt_workers_run(a->workers, units * runs_of(p), unit, p);
 		if (p->parts)
 			kvt_workers_run(a->workers, c->kv_heads, merge_parts, p);

@@ -357,6 +357,17 @@ void kvt_store_borrow_begin(struct kvt_store *s, const uint32_t *blocks, uint32_
 		kvt_store_submit(s);
 }
 
+bool kvt_store_missing(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
+{
+	bool missing = false;
+
+	pthread_mutex_lock(&s->lock);
+	for (uint32_t i = 0; i < n && !missing; i++)
+		missing = blocks[i] != KVT_NO_BLOCK && s->blocks[blocks[i]].rows && s->blocks[blocks[i]].frame == NONE;
+	pthread_mutex_unlock(&s->lock);
+	return missing;
+}
+
 /* Queue loads of blocks from *next on until there is no frame or io for one. */
 static void load_ahead(struct kvt_store *s, const uint32_t *blocks, uint32_t n, uint32_t *next)
 {

@@ -115,6 +115,9 @@ struct kvt_view {
 
 void kvt_store_borrow_begin(struct kvt_store *, const uint32_t *blocks, uint32_t n);
 
+/* Whether begin would have something to load. */
+bool kvt_store_missing(struct kvt_store *, const uint32_t *blocks, uint32_t n);
+
 /*
  * After begin, for the same blocks. Until the return, the caller counts as at
  * work, and who waits for a frame waits for it: an unbounded hold says so with
