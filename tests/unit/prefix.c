@@ -411,6 +411,33 @@ START_TEST(a_match_pins_what_it_uses)
 }
 END_TEST
 
+/* Where all else is pinned, the end of what is known does not make room for what is put behind it. */
+START_TEST(what_a_prompt_stands_on_stays)
+{
+	struct prefix_rig r = rig_make((struct rig_config){ .chunks = 3 });
+	struct kvt_prefix_stats st = KVT_INIT(st);
+	struct kvt_prefix_match held[2];
+	uint32_t tokens[128];
+
+	for (uint32_t i = 0; i < 3; i++) {
+		rig_prompt(tokens, 128, i, 0);
+		rig_compute(&r, 0, tokens, 64);
+		if (i < 2)
+			ck_assert(!kvt_prefix_match(r.cache, &r.roots[0], tokens, 64, &held[i]));
+	}
+	rig_compute(&r, 0, tokens, 128);
+	ck_assert(!kvt_prefix_stats(r.cache, &st));
+	ck_assert_uint_eq(st.refused, 1);
+	ck_assert_uint_eq(st.dropped, 0);
+	rig_serve(&r, 0, tokens, 128, 64);
+	kvt_prefix_release(r.cache, &held[0]);
+	rig_compute(&r, 0, tokens, 128); /* now another one does */
+	rig_serve(&r, 0, tokens, 128, 128);
+	kvt_prefix_release(r.cache, &held[1]);
+	rig_free(&r);
+}
+END_TEST
+
 /* A match of no chunks holds nothing: releasing it is nothing, however it came to be, and so is releasing none. */
 START_TEST(an_empty_match_holds_nothing)
 {
@@ -495,6 +522,7 @@ int main(void)
 	tcase_add_test(t, snapshots_hang_on_nodes);
 	tcase_add_test(t, restore_and_replay_is_the_cold_state);
 	tcase_add_test(t, a_match_pins_what_it_uses);
+	tcase_add_test(t, what_a_prompt_stands_on_stays);
 	tcase_add_test(t, an_empty_match_holds_nothing);
 	tcase_add_test(t, refuses_what_cannot_be);
 	suite_add_tcase(s, t);

@@ -298,6 +298,29 @@ START_TEST(tails_give_way_to_what_covers_them)
 }
 END_TEST
 
+/* A node that no request has used yet stays, whoever else lets go of it; then it may leave. */
+START_TEST(what_is_new_stays)
+{
+	const uint32_t a[] = { 1, 2, 3, 4 };
+	struct kvt_tree *t = create(CHUNK, 8, policies[_i]);
+	struct kvt_root_key key = root_key(0);
+	uint32_t root = kvt_tree_root_get(t, &key), node = kvt_tree_add(t, root, KVT_TREE_NONE, a, CHUNK, KVT_TIER_RAM);
+
+	kvt_tree_hold(t, node);
+	kvt_tree_unhold(t, node);
+	kvt_tree_pin(t, node);
+	kvt_tree_unpin(t, node);
+	kvt_tree_place(t, node, KVT_TIER_DISK);
+	ck_assert_uint_eq(kvt_tree_victim(t, 1u << KVT_TIER_DISK), KVT_TREE_NONE);
+	ck_assert_uint_eq(kvt_tree_leaf(t), KVT_TREE_NONE);
+	ck_assert_msg(!kvt_tree_check(t), "%s", kvt_last_error());
+	kvt_tree_use(t, node, NULL);
+	ck_assert_uint_eq(kvt_tree_victim(t, 1u << KVT_TIER_DISK), node);
+	ck_assert_uint_eq(kvt_tree_leaf(t), node);
+	kvt_tree_destroy(t);
+}
+END_TEST
+
 /* Who knows the key can choose tokens that collide: (a + key) * (b + key') is 0 for any b. They are others all the same. */
 START_TEST(a_hash_only_finds_candidates)
 {
@@ -429,6 +452,7 @@ int main(void)
 	tcase_set_timeout(t, 200);
 	tcase_add_loop_test(t, finds_the_longest_prefix, 0, sizeof(policies) / sizeof(policies[0]));
 	tcase_add_test(t, tails_give_way_to_what_covers_them);
+	tcase_add_loop_test(t, what_is_new_stays, 0, sizeof(policies) / sizeof(policies[0]));
 	tcase_add_test(t, a_hash_only_finds_candidates);
 	tcase_add_test(t, a_long_prompt_is_found_at_once);
 	suite_add_tcase(s, t);
