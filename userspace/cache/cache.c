@@ -360,6 +360,9 @@ int64_t kvt_cache_min_gpu(const struct kvt_cache_params *params)
 	int64_t ret = kvt_params_copy(&p, sizeof(p), offsetof(struct kvt_cache_params, prefix_bytes), params, "cache parameters");
 
 	p.gpu_bytes = p.gpu_scratch_bytes + (1ull << 40); /* enough */
+	p.prefix_bytes = p.prefix_tokens = p.snapshots = 0; /* no part of it */
+	p.snapshot_bytes = 0;
+	p.store_dir = NULL;
 	if (!ret)
 		ret = make_plan(&plan, &p, true);
 	if (!ret)
