@@ -3,15 +3,17 @@
 # kvtier run --backend cuda on a machine with a GPU: the same logits wherever blocks are and however a prompt is cut, close
 # to the CPU's, and the answers that the demo model knows. For a bare machine: needs bash, coreutils and python3.
 #
-#	run_models.sh KVTIER DEMO [STORIES [NEEDLES]]
+#	run_models.sh KVTIER DEMO [STORIES [PROMPTS]]
 #
-# DEMO: tests/data/kvt-demo. STORIES: a directory of stories260K, heads of 8 elements. NEEDLES: how many of the 4K prompts.
+# DEMO: tests/data/kvt-demo. STORIES: a directory of stories260K, heads of 8 elements. PROMPTS: how many of
+# 12, of 4K tokens and of 32K.
 set -u
 kvtier=$1
 demo=$2
 stories=${3:-}
-needles=${4:-12}
+prompts=${4:-12}
 dir=$(mktemp -d)
+export TMPDIR=$dir
 trap 'rm -rf "$dir"' EXIT
 failed=0
 
@@ -22,8 +24,8 @@ fail() {
 
 # run OPTIONS...: of $model and $prompt, on the GPU
 run() {
-	"$kvtier" run --model "$model" --prompt-file "$prompt" --max-tokens 16 --backend cuda --disk-dir "$dir" \
-		--stats "$dir/stats" "$@"
+	"$kvtier" run --model "$model" --prompt-file "$prompt" --max-tokens 16 --backend cuda --stats "$dir/stats" \
+		"$@"
 }
 
 # same OPTIONS...: the bytes of the first run
@@ -99,26 +101,31 @@ if [ -n "$stories" ]; then
 	bits $((60 * 640))
 fi
 
-# the digits that a prompt hides, with half of the cache in pinned memory
-model=$demo
-right=0
-for i in $(seq "$needles"); do
-	python3 - "$demo/needle_4k.jsonl" "$i" "$dir/prompt" "$dir/answer" <<'END'
+# needles FILE BYTES: the digits that each prompt of a file hides, with so much of the cache on the GPU and the rest pinned
+needles() {
+	right=0
+	for i in $(seq "$prompts"); do
+		python3 - "$demo/$1" "$i" "$dir/prompt" "$dir/answer" <<'END'
 import itertools, json, sys
 o = json.loads(next(itertools.islice(open(sys.argv[1]), int(sys.argv[2]) - 1, None)))
 open(sys.argv[3], "w").write(o["prompt"])
 open(sys.argv[4], "w").write(o["answer"] + "\n")
 END
-	least=$(needs)
-	if ! run --max-tokens 7 --gpu-bytes $((least + 6 * 1024 * 1024)) >"$dir/text" 2>"$dir/err"; then
-		fail "needle $i: $(cat "$dir/err")"
-	elif cmp -s "$dir/text" "$dir/answer"; then
-		right=$((right + 1))
-	else
-		fail "needle $i: $(head -c 20 "$dir/text") is not $(cat "$dir/answer")"
-	fi
-done
-echo "needles of 4K: $right of $needles"
+		if ! run --max-tokens 7 --gpu-bytes $(($(needs) + $2)) >"$dir/text" 2>"$dir/err"; then
+			fail "$1, $i: $(cat "$dir/err")"
+		elif cmp -s "$dir/text" "$dir/answer"; then
+			right=$((right + 1))
+		else
+			fail "$1, $i: $(head -c 20 "$dir/text") is not $(cat "$dir/answer")"
+		fi
+	done
+	echo "$1: $right of $prompts; $(grep -o '"[a-z]*_tokens_per_s": [0-9]*' "$dir/stats" | tr '\n' ' ')"
+}
+
+model=$demo
+prompt=$dir/prompt
+needles needle_4k.jsonl $((6 << 20))
+needles needle_32k.jsonl $((8 << 20)) # a twelfth
 
 # what does not fit
 message=$(run --gpu-bytes 1000G 2>&1 >/dev/null) && fail "1000G of GPU memory"
