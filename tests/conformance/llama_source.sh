@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
 # A llama.cpp built here from the source package of llama-cpp-python, whose backend API is another version than Debian's: the
-# same 512 tokens and perplexity with the plug-in as without, and the same bits with a tenth of K and V in memory.
+# same 512 tokens and perplexity with the plug-in as without, and the same bits with a tenth of K and V in memory; its own test
+# of operations passes. (Its test of architectures loads no plug-ins.)
 # shellcheck source=tests/lib/llama.sh disable=SC2119
 . "$KVT_SOURCE/tests/lib/llama.sh"
 need_model
@@ -44,5 +45,11 @@ ram=$((${least:-0} + 768 * 6 * 2 * 128 * 2 / 10))
 [ "$(run_it "${tiers[@]}" KVTIER_RAM_BYTES=$ram "${text[@]}" KVTIER0)" = "$all" ] || wrong "a tenth in memory: other bits"
 [ "$(tier ram peak "$dir/stats")" -le $ram ] || wrong "$(tier ram peak "$dir/stats") bytes of memory, $ram allowed"
 [ "$(counter disk_reads "$dir/stats")" -gt 100 ] || wrong "nothing came from disk"
+
+ops built SET_ROWS 100
+ops built GET_ROWS 20
+ops built CPY 40
+ops built ROPE 60
+ops built FLASH_ATTN_EXT 100 'kv=113,nb=3,.*type_K=f16'
 rm -rf "$dir"
 exit $failed

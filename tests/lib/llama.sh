@@ -24,6 +24,20 @@ stock() { OMP_WAIT_POLICY=passive "$run" "$@" </dev/null; }
 # tiered VARIABLE=VALUE... COMMAND...
 tiered() { OMP_WAIT_POLICY=passive "$run" env GGML_BACKEND_PATH="$plugin" "$@" </dev/null; }
 
+# built VARIABLE=VALUE... COMMAND...: the same with the llama.cpp of scripts/llama/build
+built() { OMP_WAIT_POLICY=passive env GGML_BACKEND_PATH="$plugin" PATH="$cache/source/build/bin:$PATH" "$@" </dev/null; }
+
+# ops HOW OPERATION LEAST [PATTERN]: llama.cpp's own test of an operation: all pass, and at least so many ran
+ops() {
+	local log=$TMPDIR/ops n
+	"$1" KVTIER_RAM_BYTES=512M KVTIER_PLANES=all KVTIER_MAX_QUERY_ROWS=64 KVTIER_MAX_QUERY_HEADS=64 \
+		test-backend-ops test -b KVTIER0 -o "$2" ${4:+-p "$4"} >"$log" 2>&1 || wrong "$2: $(grep -a FAIL "$log" | head -n 5)"
+	n=$(grep -ac "$2(.*OK" "$log")
+	echo "$2: $n passed"
+	[ "$n" -ge "$3" ] || wrong "$2: only $n ran"
+	rm -f "$log"
+}
+
 # ---- a server ----
 port=$((20000 + $$ % 20000))
 server=
