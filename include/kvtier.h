@@ -307,6 +307,20 @@ void kvt_borrow_return(struct kvt_cache *cache, const struct kvt_borrow *borrow)
 #define KVT_ATTN_CAUSAL (1u << 0) /* query position p sees positions <= p (sequences only) */
 
 /*
+ * By which arithmetic. Between families a row's bits differ, and its error; within one they depend on nothing but what
+ * the row may see, as said below.
+ */
+enum kvt_attn_family {
+	KVT_ATTN_EXACT,
+	/*
+	 * Many query rows at once on sm_90, by kvt_batch_attend(): K and V with heads of 64 or 128 elements, a positive
+	 * scale, no softcap, no alibi. Few rows take as long as many, for one row's positions are not divided.
+	 * What it cannot do is -EOPNOTSUPP.
+	 */
+	KVT_ATTN_FAST,
+};
+
+/*
  * out = sum_j softmax_j(cap(scale * q.k_j) + bias_j) v_j over the rows j that
  * the query may see. Query head h reads KV head h / (n_heads / kv_heads).
  * A row that sees nothing is zeros. A visible score of +inf or NaN makes the
@@ -326,7 +340,7 @@ struct kvt_attn {
 	uint64_t q_stride;	   /* floats from a token's queries to the next one's; 0: n_heads x K head_dim */
 	uint64_t out_stride;	   /* likewise of its output; 0: n_heads x V head_dim */
 	uint32_t v_dim;		   /* V is the first so many elements of its plane's one head (MLA); 0: all of each head */
-	uint32_t reserved;
+	uint32_t family;	   /* enum kvt_attn_family */
 };
 
 /* Query rows of one sequence: positions [first, first + n), which need not be its last. */

@@ -618,6 +618,8 @@ int main(int argc, char **argv)
 	if (kvt_gpu_cuda_open(0, &gpu))
 		die(1, "attention: %s", kvt_last_error());
 	failures += gpu_attend_check(gpu, rng, true);
+	if (gpu->sm == 90)
+		failures += gpu_attend_check_fast(gpu, rng, true);
 	failures += gpu_attend_check_mutations(gpu, rng);
 	if (timing && !failures) {
 		time_digest();

@@ -19,6 +19,7 @@
 
 static struct kvt_gpu *g;
 static bool large; /* sizes for a GPU */
+static uint32_t family;
 static uint64_t rng;
 static int failures;
 
@@ -102,12 +103,14 @@ static void world_free(struct world *w)
 	free(w->mask);
 }
 
-/* Features by bits: window, soft-cap, slopes, sinks, mask, negative scale. */
+/* Features by bits: window, soft-cap, slopes, sinks, mask, negative scale. Family fast has windows and sinks. */
 static void world_features(struct world *w, uint32_t bits)
 {
 	struct kvt_attend_args *a = &w->shape;
 	uint32_t n = w->rows[0];
 
+	if (a->family == KVT_ATTN_FAST)
+		bits &= 1 | 8;
 	a->causal = 1;
 	a->scale = 1 / sqrtf((float)a->k_dim);
 	if (bits & 1)
@@ -478,6 +481,9 @@ static void random_shape(struct world *w)
 	a->codec = below(2) ? KVT_F16 : KVT_BF16;
 	a->q_type = below(3);
 	a->out_type = below(3);
+	a->family = family;
+	if (family == KVT_ATTN_FAST)
+		a->k_dim = a->v_dim = below(2) ? 64 : 128;
 }
 
 static const char *describe(const struct world *w, const struct place *p)
@@ -505,13 +511,15 @@ static double tolerance(const struct world *w)
 
 static double worst_error[2]; /* f16, bf16 */
 
-/* The other paths take all there is. */
+/* Whether a path is one of its own for such a problem. Family fast has one, whatever is asked for. */
 static bool takes(enum kvt_attend_path path, const struct world *w)
 {
 	const struct kvt_attend_args *a = &w->shape;
 	bool plain = a->k_dim == a->v_dim && (a->k_dim == 64 || a->k_dim == 128) && a->softcap == 0 && !w->slopes && !w->mask &&
 		     a->scale > 0;
 
+	if (a->family == KVT_ATTN_FAST)
+		return path == KVT_ATTEND_DECODE;
 	if (path == KVT_ATTEND_HOPPER)
 		return plain && g->sm == 90;
 	if (path == KVT_ATTEND_WIDE)
@@ -823,6 +831,45 @@ int gpu_attend_check(struct kvt_gpu *gpu, uint64_t seed, bool for_gpu)
 	return failures;
 }
 
+int gpu_attend_check_fast(struct kvt_gpu *gpu, uint64_t seed, bool for_gpu)
+{
+	uint32_t rows = for_gpu ? 2100 : 300;
+
+	g = gpu;
+	large = for_gpu;
+	rng = seed;
+	family = KVT_ATTN_FAST;
+	failures = 0;
+	worst_error[0] = worst_error[1] = 0;
+	for (int i = 0; i < (large ? 150 : (int)test_rounds(6, 3, 2)); i++)
+		check_case(large ? 3000 : 300);
+	printf("attend, fast: largest error against float64: f16 %.2g, bf16 %.2g; %d failures\n", worst_error[0], worst_error[1],
+	       failures);
+	for (int i = 0; i < (large ? 6 : 1); i++) {
+		struct world w;
+
+		random_shape(&w);
+		if (!large) {
+			w.shape.heads = 2;
+			w.shape.kv_heads = 1;
+			w.shape.k_dim = w.shape.v_dim = 64;
+		}
+		world_make(&w, 1, &rows);
+		world_features(&w, i % 2 ? below(16) : 0);
+		check_exact(&w);
+		world_free(&w);
+	}
+	for (int i = 0; i < (large ? 10 : 1); i++)
+		check_unseen(large ? 300 + below(900) : 150);
+	for (int i = 0; i < (large ? 3 : 1); i++)
+		check_batch(large ? 3000 : 160);
+	for (int i = 0; i < (large ? 2 : 1); i++)
+		check_graph(large ? 2500 : 200);
+	printf("attend, fast: chunks, placements, what is not seen, batches, graphs: %d failures so far\n", failures);
+	family = KVT_ATTN_EXACT;
+	return failures;
+}
+
 int gpu_attend_check_mutations(struct kvt_gpu *gpu, uint64_t seed)
 {
 	struct world w = { .shape = { .k_dim = 128, .v_dim = 128, .heads = 8, .kv_heads = 2, .codec = KVT_F16 } };
@@ -928,10 +975,12 @@ static kvt_dptr table_of(struct stock *s, uint32_t n_seqs, uint32_t blocks, uint
 	return d;
 }
 
+enum { FAST = KVT_ATTEND_PATHS };
+
 static const struct timing {
 	const char *name;
 	uint32_t n_seqs, heads, kv_heads, dim, rows, tokens, on_gpu, sets;
-	enum kvt_attend_path path;
+	int path; /* enum kvt_attend_path, or FAST: family fast, which has no choice */
 } timings[] = {
 	{ "decode 1 x 128K", 1, 32, 8, 128, 131072, 1, 0, 4, KVT_ATTEND_AUTO },
 	{ "decode 1 x 32K", 1, 32, 8, 128, 32768, 1, 0, 8, KVT_ATTEND_AUTO },
@@ -945,6 +994,9 @@ static const struct timing {
 	{ "prefill 4K, 14/2 x 64", 1, 14, 2, 64, 4096, 4096, 0, 4, KVT_ATTEND_AUTO },
 	{ "chunk 512 on 32K", 1, 32, 8, 128, 32768, 512, 0, 4, KVT_ATTEND_AUTO },
 	{ "chunk 64 on 4K, 14/2 x 64", 1, 14, 2, 64, 4096, 64, 0, 16, KVT_ATTEND_AUTO },
+	{ "prefill 16K, fast", 1, 32, 8, 128, 16384, 16384, 0, 1, FAST },
+	{ "chunk 512 on 32K, fast", 1, 32, 8, 128, 32768, 512, 0, 4, FAST },
+	{ "prefill 4K, 14/2 x 64, fast", 1, 14, 2, 64, 4096, 4096, 0, 4, FAST },
 };
 
 static void work_make(struct work *w, struct stock *s, const struct timing *what)
@@ -976,11 +1028,12 @@ static void work_make(struct work *w, struct stock *s, const struct timing *what
 		.table_stride = rows / block, .heads = heads, .kv_heads = kv_heads, .k_dim = dim, .v_dim = dim,
 		.k_block_rows = block, .v_block_rows = block, .k_row_bytes = row, .v_row_bytes = row, .codec = KVT_F16,
 		.q_type = KVT_F16, .out_type = KVT_F16, .causal = 1, .scale = 1 / sqrtf((float)dim),
+		.family = what->path == FAST ? KVT_ATTN_FAST : KVT_ATTN_EXACT,
 	};
 	w->limits.tokens = n_seqs * tokens;
 	w->limits.seq_tokens = tokens;
 	w->limits.rows = (uint64_t)n_seqs * rows;
-	OK(kvt_attend_recipe_path(&d, &w->limits, what->path, &w->args, &w->recipe));
+	OK(kvt_attend_recipe_path(&d, &w->limits, (enum kvt_attend_path)what->path, &w->args, &w->recipe));
 	if (w->recipe.scratch_bytes) {
 		OK(g->ops->alloc(g, w->recipe.scratch_bytes, &w->parts));
 		OK(g->ops->memset_async(g, w->parts, 0, 4 * KVT_ATTEND_COUNTERS, 0));

@@ -11,6 +11,9 @@
 /* Print what failed. Returns how many did. @for_gpu: sizes for a GPU; else for its twins. */
 int gpu_attend_check(struct kvt_gpu *, uint64_t seed, bool for_gpu);
 
+/* The same for family fast. */
+int gpu_attend_check_fast(struct kvt_gpu *, uint64_t seed, bool for_gpu);
+
 /* Changes of what must not matter little: each must change bytes. Returns how many went unseen. */
 int gpu_attend_check_mutations(struct kvt_gpu *, uint64_t seed);
 

@@ -116,9 +116,9 @@ START_TEST(refuses)
 	a.out_stride = HEADS * V_DIM - 1;
 	ck_assert_int_eq(kvt_attend(c, &a, &item, 1), -EINVAL);
 	a.out_stride = 0;
-	a.reserved = 1;
+	a.family = 2;
 	ck_assert_int_eq(kvt_attend(c, &a, &item, 1), -EINVAL);
-	a.reserved = 0;
+	a.family = KVT_ATTN_EXACT;
 	ck_assert_int_eq(kvt_attend(c, &a, &item, 1), 0);
 	item.seq = write_all(two_heads);
 	a.n_heads = 4;

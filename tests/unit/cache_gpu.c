@@ -394,7 +394,7 @@ START_TEST(an_aborted_step_loses_nothing)
 END_TEST
 
 /* Attention of all query rows of a sequence of @len tokens, in steps of @chunk, beside a stranger or alone. */
-static void attend_all(struct rig *r, uint32_t len, uint32_t chunk, bool stranger, float *out)
+static void attend_all(struct rig *r, uint32_t family, uint32_t len, uint32_t chunk, bool stranger, float *out)
 {
 	static float q[MAX_TOKENS * Q_HEADS * DIM];
 	struct kvt_batch_attn io = KVT_INIT(io);
@@ -407,6 +407,7 @@ static void attend_all(struct rig *r, uint32_t len, uint32_t chunk, bool strange
 	OK(kvt_batch_attach(r->batch, seq, n));
 	attn.flags = KVT_ATTN_CAUSAL;
 	attn.n_heads = Q_HEADS;
+	attn.family = family;
 	io.q = r->q;
 	io.out = r->out;
 	while (lens[0] < len) {
@@ -441,26 +442,34 @@ START_TEST(attention_depends_on_the_rows_alone)
 		uint32_t gpu, pinned, chunk;
 		bool stranger;
 	} ways[] = { { 200, 0, 1, false }, { 200, 0, 16, true }, { 10, 200, 33, false }, { 0x1, 200, LEN, true } };
-	static float want[FLOATS], got[FLOATS];
+	static float wants[2][FLOATS], got[FLOATS];
 	struct kvt_gpu *gpu;
+	uint32_t families;
 	struct rig r;
-	bool some = false;
 
 	OK(backends[_i](&gpu));
-	OK(make(&r, gpu, 200, 0, 1));
-	attend_all(&r, LEN, LEN, false, want);
-	unmake(&r);
-	for (int i = 0; i < FLOATS; i++) {
-		ck_assert(want[i] > -2 && want[i] < 2);
-		some |= want[i] != 0;
-	}
-	ck_assert(some);
-	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
-		OK(make(&r, gpu, ways[w].gpu, ways[w].pinned, 2));
-		attend_all(&r, LEN, ways[w].chunk, ways[w].stranger, got);
-		ck_assert_msg(!memcmp(want, got, sizeof(want)), "way %zu gives other bits", w);
+	families = gpu->sm && gpu->sm != 90 ? 1 : 2;
+	for (uint32_t family = 0; family < families; family++) {
+		float *want = wants[family];
+		bool some = false;
+
+		OK(make(&r, gpu, 200, 0, 1));
+		attend_all(&r, family, LEN, LEN, false, want);
 		unmake(&r);
+		for (int i = 0; i < FLOATS; i++) {
+			ck_assert(want[i] > -2 && want[i] < 2);
+			some |= want[i] != 0;
+		}
+		ck_assert(some);
+		for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
+			OK(make(&r, gpu, ways[w].gpu, ways[w].pinned, 2));
+			attend_all(&r, family, LEN, ways[w].chunk, ways[w].stranger, got);
+			ck_assert_msg(!memcmp(want, got, sizeof(got)), "way %zu gives other bits, family %u", w, family);
+			unmake(&r);
+		}
 	}
+	if (families == 2)
+		ck_assert_msg(memcmp(wants[0], wants[1], sizeof(got)), "both families are one");
 	close_gpu(gpu, MOCK(_i));
 }
 END_TEST
@@ -931,6 +940,19 @@ START_TEST(parameters)
 	io.reserved = 1;
 	IS(-EINVAL, kvt_batch_attend(r.batch, &a, &io));
 	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "reserved is 1"));
+	io.reserved = 0;
+	io.q = r.q;
+	io.out = r.out;
+	a.n_heads = Q_HEADS;
+	a.v_plane = 1;
+	OK(kvt_batch_step(r.batch, (uint32_t[]){ 1 }, NULL));
+	OK(kvt_batch_attend(r.batch, &a, &io));
+	a.family = KVT_ATTN_FAST;
+	a.softcap = 30; /* which it does not have: said, and not computed by another family */
+	IS(-EOPNOTSUPP, kvt_batch_attend(r.batch, &a, &io));
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "take family exact"));
+	a.family = KVT_ATTN_FAST + 1;
+	IS(-EINVAL, kvt_batch_attend(r.batch, &a, &io));
 	kvt_batch_detach(r.batch);
 	kvt_batch_detach(r.batch);
 	kvt_seq_free(seq);

@@ -286,6 +286,12 @@ START_TEST(bad_calls_change_nothing)
 	a.softcap = -1;
 	ck_assert_int_eq(kvt_attend(cache, &a, &item, 1), -EINVAL);
 	a.softcap = 0;
+	a.family = KVT_ATTN_FAST;
+	ck_assert_int_eq(kvt_attend(cache, &a, &item, 1), -EOPNOTSUPP);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "family fast"));
+	a.family = 2;
+	ck_assert_int_eq(kvt_attend(cache, &a, &item, 1), -EINVAL);
+	a.family = KVT_ATTN_EXACT;
 	item.n = 1001;
 	ck_assert_int_eq(kvt_attend(cache, &a, &item, 1), -ERANGE);
 	item.seq = NULL;

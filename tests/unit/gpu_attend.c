@@ -3,6 +3,7 @@
 #include <check.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "gpu/attend.h"
 #include "kvtier.h"
@@ -23,6 +24,12 @@ static void teardown(void)
 START_TEST(twins_are_exact)
 {
 	ck_assert_int_eq(gpu_attend_check(g, 0x5eed, false), 0);
+}
+END_TEST
+
+START_TEST(family_fast_is_exact)
+{
+	ck_assert_int_eq(gpu_attend_check_fast(g, 0x5eed, false), 0);
 }
 END_TEST
 
@@ -104,6 +111,38 @@ START_TEST(bad_arguments_are_named)
 }
 END_TEST
 
+START_TEST(family_fast_is_refused_with_the_reason)
+{
+	static const struct kvt_attend_device others[] = { { 80, 108, 166912 }, { 100, 148, 232448 }, { 120, 170, 101376 } };
+	struct kvt_attend_limits limits = { .tokens = 512, .seq_tokens = 512, .rows = 32768 };
+	struct kvt_attend_recipe r;
+	struct kvt_attend_args a = good();
+
+	a.family = KVT_ATTN_FAST;
+	ck_assert_int_eq(kvt_attend_recipe(&h200, &limits, &a, &r), 0);
+	ck_assert_str_eq(r.step[0].function, "fast_f16_128");
+	ck_assert_uint_le(r.step[0].shared_bytes, h200.shared_max);
+	for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++) {
+		ck_assert_int_eq(kvt_attend_recipe(&others[i], &limits, &a, &r), -EOPNOTSUPP);
+		ck_assert_ptr_nonnull(strstr(kvt_last_error(), "sm_90"));
+	}
+#define REFUSED(error, change) \
+	do { \
+		a = good(); \
+		a.family = KVT_ATTN_FAST; \
+		change; \
+		ck_assert_int_eq(kvt_attend_recipe(&h200, &limits, &a, &r), error); \
+	} while (0)
+	REFUSED(-EOPNOTSUPP, a.k_dim = a.v_dim = 96);
+	REFUSED(-EOPNOTSUPP, a.v_dim = 64);
+	REFUSED(-EOPNOTSUPP, a.softcap = 30);
+	REFUSED(-EOPNOTSUPP, a.slopes = 256);
+	REFUSED(-EOPNOTSUPP, a.mask = 256);
+	REFUSED(-EOPNOTSUPP, a.scale = -1);
+	REFUSED(-EINVAL, a.family = KVT_ATTN_FAST + 1);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("gpu_attend");
@@ -114,6 +153,8 @@ int main(void)
 	tcase_add_checked_fixture(t, setup, teardown);
 	tcase_set_timeout(t, 120);
 	tcase_add_test(t, twins_are_exact);
+	tcase_add_test(t, family_fast_is_exact);
+	tcase_add_test(t, family_fast_is_refused_with_the_reason);
 	tcase_add_test(t, what_changes_the_order_of_rows_changes_bits);
 	tcase_add_test(t, recipes_fit_the_device);
 	tcase_add_test(t, bad_arguments_are_named);

@@ -26,9 +26,13 @@ static int check_attn(struct kvt_cache *c, const struct kvt_attn *a, bool raw, s
 		return kvt_fail(-EINVAL, "attention: head sizes %u and %u, 8 to %u expected", k->head_dim, v->head_dim,
 				KVT_HEAD_MAX);
 	v_dim = a->v_dim ? a->v_dim : v->head_dim;
-	if (v_dim < 8 || v_dim > v->head_dim || (v_dim < v->head_dim && v->heads > 1) || a->reserved)
-		return kvt_fail(-EINVAL, "attention: v_dim is %u of %u heads of %u, or reserved is %u: 8 or more of one head expected",
-				v_dim, v->heads, v->head_dim, a->reserved);
+	if (v_dim < 8 || v_dim > v->head_dim || (v_dim < v->head_dim && v->heads > 1))
+		return kvt_fail(-EINVAL, "attention: v_dim is %u of %u heads of %u: 8 or more of one head expected", v_dim,
+				v->heads, v->head_dim);
+	if (a->family > KVT_ATTN_FAST)
+		return kvt_fail(-EINVAL, "attention: no family %u", a->family);
+	if (a->family == KVT_ATTN_FAST)
+		return kvt_fail(-EOPNOTSUPP, "attention: the CPU has no family fast; batches on an sm_90 GPU do");
 	if (!a->n_heads || a->n_heads % k->heads)
 		return kvt_fail(-EINVAL, "attention: %u query heads are no multiple of %u KV heads", a->n_heads, k->heads);
 	if (a->n_heads > c->max_query_heads)

@@ -553,6 +553,7 @@ static int attend_args(struct kvt_batch *b, const struct kvt_attn *a, const stru
 		.codec = k->geom.codec, .q_type = io->q_type, .out_type = io->out_type, .mask_type = KVT_F32,
 		.causal = a->flags & KVT_ATTN_CAUSAL, .window = a->window,
 		.scale = a->scale ? a->scale : (float)(1.0 / sqrt(k->head_dim)), .softcap = a->softcap,
+		.family = a->family,
 	};
 	return 0;
 }

@@ -13,6 +13,7 @@
 #define PREFILL_ROWS 64 /* of a prefill block */
 #define HOPPER_ROWS 128
 #define HOPPER_SLOTS 4	 /* kernels/attend_hopper.cu */
+#define FAST_SLOTS 3	 /* kernels/attend_fast.cu */
 #define PAD 16		   /* bytes behind each row in shared memory: banks */
 #define STAGES_MAX 8  /* kernels/attend.cuh */
 #define RESERVED 1024 /* bytes that the driver keeps of each block's shared memory */
@@ -37,6 +38,8 @@ static uint32_t div_up(uint64_t n, uint64_t by)
 
 static int check(const struct kvt_attend_limits *l, const struct kvt_attend_args *a)
 {
+	if (a->family > KVT_ATTN_FAST)
+		return kvt_fail(-EINVAL, "attend: no family %u", a->family);
 	if (!a->n_seqs || a->n_seqs > KVT_ATTEND_SEQS)
 		return kvt_fail(-EINVAL, "attend: %u sequences; 1 to %u in one launch", a->n_seqs, KVT_ATTEND_SEQS);
 	if (a->codec != KVT_F16 && a->codec != KVT_BF16)
@@ -168,12 +171,17 @@ static int decode(const struct kvt_attend_device *d, const struct kvt_attend_lim
 	return 0;
 }
 
+/* What kernels of two sizes of heads take: nothing is added to scores. */
+static bool plain(const struct kvt_attend_args *a)
+{
+	return a->softcap == 0 && !a->slopes && !a->mask && a->scale > 0 && a->k_dim == a->v_dim &&
+	       (a->k_dim == 64 || a->k_dim == 128);
+}
+
 /* What attend_wide takes. */
 static bool wide_takes(const struct kvt_attend_args *a)
 {
-	bool plain = a->softcap == 0 && !a->slopes && !a->mask && a->scale > 0;
-
-	return plain && a->k_dim == a->v_dim && (a->k_dim == 64 || a->k_dim == 128) && a->kv_heads % WIDE_HEADS == 0;
+	return plain(a) && a->kv_heads % WIDE_HEADS == 0;
 }
 
 static int wide(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, struct kvt_attend_args *a,
@@ -265,9 +273,15 @@ static int prefill(const struct kvt_attend_device *d, const struct kvt_attend_li
 
 static bool hopper_takes(const struct kvt_attend_device *d, const struct kvt_attend_args *a)
 {
-	bool plain = a->softcap == 0 && !a->slopes && !a->mask && a->scale > 0;
+	return d->sm == 90 && plain(a);
+}
 
-	return d->sm == 90 && plain && a->k_dim == a->v_dim && (a->k_dim == 64 || a->k_dim == 128);
+/* Thread blocks of HOPPER_ROWS rows each in turn. */
+static uint32_t grid_of(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, const struct kvt_attend_args *a)
+{
+	uint64_t units = ((uint64_t)l->tokens * (a->heads / a->kv_heads) / HOPPER_ROWS + a->n_seqs) * a->kv_heads;
+
+	return (uint32_t)(units < d->processors ? units : d->processors ? d->processors : 1);
 }
 
 static int hopper(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, struct kvt_attend_args *a,
@@ -277,7 +291,6 @@ static int hopper(const struct kvt_attend_device *d, const struct kvt_attend_lim
 		{ "hopper_f16_64", "hopper_f16_128" },
 		{ "hopper_bf16_64", "hopper_bf16_128" },
 	};
-	uint64_t units = ((uint64_t)l->tokens * (a->heads / a->kv_heads) / HOPPER_ROWS + a->n_seqs) * a->kv_heads;
 
 	if (!hopper_takes(d, a))
 		return kvt_fail(-EINVAL, "attend: sm_90's own kernels take heads of 64 or 128 elements and plain scores; %u and %u on sm_%u",
@@ -285,8 +298,28 @@ static int hopper(const struct kvt_attend_device *d, const struct kvt_attend_lim
 	*r = (struct kvt_attend_recipe){ .n = 1 };
 	r->step[0] = (struct kvt_attend_step){
 		.function = names[a->codec == KVT_BF16][a->k_dim == 128],
-		.grid = { (uint32_t)(units < d->processors ? units : d->processors), 1, 1 }, .block = { 384, 1, 1 },
+		.grid = { grid_of(d, l, a), 1, 1 }, .block = { 384, 1, 1 },
 		.shared_bytes = (HOPPER_ROWS + 2 * HOPPER_SLOTS * TILE) * a->k_dim * 2 + HOPPER_OTHER,
+	};
+	return 0;
+}
+
+static int fast(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, struct kvt_attend_args *a,
+		struct kvt_attend_recipe *r)
+{
+	static const char *const names[2][2] = {
+		{ "fast_f16_64", "fast_f16_128" },
+		{ "fast_bf16_64", "fast_bf16_128" },
+	};
+
+	if (!plain(a) || (d->sm && d->sm != 90))
+		return kvt_fail(-EOPNOTSUPP, "attend: family fast is of sm_90, for heads of 64 or 128 elements, K's and V's alike, a positive scale, no soft-cap, slopes or mask; here sm_%u, %u and %u elements: take family exact",
+				d->sm, a->k_dim, a->v_dim);
+	*r = (struct kvt_attend_recipe){ .n = 1 };
+	r->step[0] = (struct kvt_attend_step){
+		.function = names[a->codec == KVT_BF16][a->k_dim == 128],
+		.grid = { grid_of(d, l, a), 1, 1 }, .block = { 384, 1, 1 },
+		.shared_bytes = 2 * FAST_SLOTS * KVT_ATTEND_FAST_TILE * a->k_dim * 2 + HOPPER_OTHER,
 	};
 	return 0;
 }
@@ -298,6 +331,8 @@ int kvt_attend_recipe_path(const struct kvt_attend_device *d, const struct kvt_a
 
 	if (err)
 		return err;
+	if (a->family == KVT_ATTN_FAST)
+		return fast(d, l, a, r);
 	if (path == KVT_ATTEND_AUTO && (uint64_t)group_rows(l, a) <= PREFILL_ROWS)
 		path = decode_path(d, l, a);
 	if (path == KVT_ATTEND_DECODE)

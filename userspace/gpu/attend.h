@@ -6,7 +6,8 @@
  * heads at once, where there is much and nothing is added to scores; "small",
  * whose last block merges itself, where there is little). Many are divided
  * among thread blocks, each of which goes through all splits ("prefill";
- * "hopper" on sm_90, likewise). All give the same bits for a row.
+ * "hopper" on sm_90, likewise). All give the same bits for a row. Family fast is
+ * one kernel for any number of rows, with bits of its own.
  *
  *	struct kvt_attend_args a = { ... };
  *	struct kvt_attend_recipe r;
@@ -65,11 +66,14 @@ struct kvt_attend_recipe {
 	uint64_t scratch_bytes;
 };
 
-/* -EINVAL: arguments out of range (named), or more than the device's shared memory. */
+/*
+ * -EINVAL: arguments out of range (named), or more than the device's shared memory.
+ * -EOPNOTSUPP: family fast has no kernel for this device or these arguments.
+ */
 int kvt_attend_recipe(const struct kvt_attend_device *, const struct kvt_attend_limits *, struct kvt_attend_args *,
 		      struct kvt_attend_recipe *);
 
-/* The same by a path of the caller's choice, for tests: the bits do not depend on it. */
+/* The same by a path of the caller's choice, for tests: the bits do not depend on it. Family fast has one path. */
 int kvt_attend_recipe_path(const struct kvt_attend_device *, const struct kvt_attend_limits *, enum kvt_attend_path,
 			   struct kvt_attend_args *, struct kvt_attend_recipe *);
 
@@ -80,5 +84,6 @@ uint64_t kvt_attend_part_bytes(const struct kvt_attend_args *);
 int kvt_attend_twin_decode(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args);
 int kvt_attend_twin_merge(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args);
 int kvt_attend_twin_prefill(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args);
+int kvt_attend_twin_fast(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args);
 
 #endif

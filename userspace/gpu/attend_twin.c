@@ -140,18 +140,19 @@ static void get_query(const struct kvt_attend_args *a, const struct row *r, floa
 		q[d] = round_to(a->codec, load(token, a->q_type, (uint64_t)r->head * a->k_dim + d));
 }
 
-static void do_split(const struct kvt_attend_args *a, const struct row *r, uint32_t split, struct state *st)
+/* Positions [lo, hi) by tiles cut at multiples of @tile. */
+static void do_tiles(const struct kvt_attend_args *a, const struct row *r, uint32_t lo, uint32_t hi, uint32_t tile,
+		     struct state *st)
 {
-	uint32_t lo = split * SPLIT > r->lo ? split * SPLIT : r->lo, kv_head = r->head / (a->heads / a->kv_heads);
-	uint32_t hi = (split + 1) * SPLIT < r->hi ? (split + 1) * SPLIT : r->hi;
-	float q[KVT_ATTEND_K_MAX], s[TILE], c = unit(a);
+	float q[KVT_ATTEND_K_MAX], s[KVT_ATTEND_FAST_TILE], c = unit(a);
+	uint32_t kv_head = r->head / (a->heads / a->kv_heads);
 
 	*st = (struct state){ .max = -INFINITY };
 	get_query(a, r, q);
 	for (uint32_t from = lo, to; from < hi; from = to) {
 		float max = -INFINITY, base, alpha = 1, sum = 0;
 
-		to = (from / TILE + 1) * TILE < hi ? (from / TILE + 1) * TILE : hi;
+		to = (from / tile + 1) * tile < hi ? (from / tile + 1) * tile : hi;
 		for (uint32_t j = from; j < to; j++) {
 			s[j - from] = score(a, r, q, j);
 			max = fmaxf(max, s[j - from]);
@@ -177,6 +178,14 @@ static void do_split(const struct kvt_attend_args *a, const struct row *r, uint3
 		}
 		st->sum = fmaf(st->sum, alpha, sum);
 	}
+}
+
+static void do_split(const struct kvt_attend_args *a, const struct row *r, uint32_t split, struct state *st)
+{
+	uint32_t lo = split * SPLIT > r->lo ? split * SPLIT : r->lo;
+	uint32_t hi = (split + 1) * SPLIT < r->hi ? (split + 1) * SPLIT : r->hi;
+
+	do_tiles(a, r, lo, hi, TILE, st);
 }
 
 static void merge(const struct kvt_attend_args *a, struct state *into, const struct state *part)
@@ -258,7 +267,7 @@ static void take_part(const struct kvt_attend_args *a, const struct row *r, uint
 	merge(a, arg, &st);
 }
 
-enum work { PARTS, JOIN, WHOLE };
+enum work { PARTS, JOIN, WHOLE, FAST };
 
 static int each_row(const struct kvt_attend_args *a, enum work work)
 {
@@ -282,6 +291,8 @@ static int each_row(const struct kvt_attend_args *a, enum work work)
 					do_split(a, &r, s, &st);
 					merge(a, &run, &st);
 				}
+				if (work == FAST)
+					do_tiles(a, &r, r.lo, r.hi, KVT_ATTEND_FAST_TILE, &run);
 				if (work != PARTS)
 					finish(a, &r, &run);
 			}
@@ -309,4 +320,10 @@ int kvt_attend_twin_prefill(struct kvt_dim3 grid, struct kvt_dim3 block, void *c
 {
 	(void)grid, (void)block;
 	return each_row(args[0], WHOLE);
+}
+
+int kvt_attend_twin_fast(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args)
+{
+	(void)grid, (void)block;
+	return each_row(args[0], FAST);
 }

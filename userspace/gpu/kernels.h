@@ -175,6 +175,7 @@ struct kvt_read_args {
  */
 #define KVT_ATTEND_SPLIT 512 /* positions; splits begin at multiples of it */
 #define KVT_ATTEND_TILE 64   /* positions; likewise */
+#define KVT_ATTEND_FAST_TILE 128 /* of family fast, which has no splits */
 
 struct kvt_attend_args {
 	uint64_t q;	   /* [tokens][heads][k_dim] of q_type; a token's heads are contiguous */
@@ -205,6 +206,7 @@ struct kvt_attend_args {
 	uint32_t fused; /* 1: the last of a row's splits to end merges them; gpu/attend.h sets it */
 	float scale;	   /* not 0 */
 	float softcap;	   /* 0: none */
+	uint32_t family;   /* enum kvt_attn_family; a recipe goes by it */
 };
 
 #define KVT_ATTEND_SEQS 1024

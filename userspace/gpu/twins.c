@@ -179,5 +179,9 @@ const struct kvt_twin_entry kvt_twins[] = {
 	ATTEND(hopper_f16_128, prefill),
 	ATTEND(hopper_bf16_64, prefill),
 	ATTEND(hopper_bf16_128, prefill),
+	ATTEND(fast_f16_64, fast),
+	ATTEND(fast_f16_128, fast),
+	ATTEND(fast_bf16_64, fast),
+	ATTEND(fast_bf16_128, fast),
 	{ .module = NULL },
 };
