@@ -604,7 +604,7 @@ START_TEST(what_is_found_lives_on)
 }
 END_TEST
 
-/* A chunk whose bytes are lost is computed again where it was; what is behind it stays, and gives no room to what is put behind that. */
+/* A chunk whose bytes are lost is computed again where it was; what is behind it stays, and makes no room for what follows. */
 START_TEST(a_lost_chunk_is_mended_in_place)
 {
 	struct rig_config c = kept();
