@@ -23,9 +23,20 @@ struct small_shared {
 	uint32_t before[]; /* [n_seqs + 1] */
 };
 
+/* Rows of K and V are whole lines of 128 bytes whose 16-byte pieces are exchanged by the row's number. */
+static __device__ __forceinline__ uint32_t whole_lines(uint32_t dim)
+{
+	return (2 * dim + 127) / 128 * 128;
+}
+
+static __device__ __forceinline__ uint32_t swizzled_piece(uint32_t row, uint32_t piece)
+{
+	return piece / 8 * 128 + (piece ^ row) % 8 * 16;
+}
+
 /* What lies where: tiles of K, and those of V that fit beside them; the others follow K in its place. */
 struct small_layout {
-	uint32_t k_stride, v_stride, queries, tile_bytes, tiles0, tiles;
+	uint32_t q_stride, k_stride, v_stride, queries, tile_bytes, tiles0, tiles;
 
 	__device__ __forceinline__ uint32_t k(uint32_t tile) const
 	{
@@ -42,10 +53,11 @@ static __device__ __forceinline__ small_layout get_small_layout(const attend_arg
 	small_layout l;
 	uint32_t fixed;
 
-	l.k_stride = 2 * whole_steps(a.k_dim) + PAD;
-	l.v_stride = 2 * whole_steps(a.v_dim) + PAD;
+	l.q_stride = 2 * whole_steps(a.k_dim) + PAD;
+	l.k_stride = whole_lines(a.k_dim);
+	l.v_stride = whole_lines(a.v_dim);
 	l.queries = (sizeof(small_shared) + 4 * (a.n_seqs + 1) + 127) / 128 * 128;
-	fixed = l.queries + DECODE_ROWS * l.k_stride;
+	fixed = (l.queries + DECODE_ROWS * l.q_stride + 127) / 128 * 128;
 	l.tiles0 = shared_address(attend_memory) + fixed;
 	l.tile_bytes = TILE * max(l.k_stride, l.v_stride);
 	l.tiles = (dynamic_shared_bytes() - fixed) / l.tile_bytes;
@@ -58,14 +70,14 @@ small_whole(uint64_t found, uint32_t row_bytes, uint32_t tile, uint32_t dst, uin
 	const uint32_t lane = threadIdx.x % 32, row = lane / PIECES, piece = lane % PIECES;
 	const uint64_t in_group = (uint64_t)row * row_bytes + piece * 16;
 
-	dst += row * stride + piece * 16;
+	dst += row * stride + piece / 8 * 128;
 #pragma unroll
 	for (uint32_t i = 0; i < TILE / 16; i++) {
 		const uint64_t base = group_of(found, tile, i) + in_group;
 
 #pragma unroll
 		for (uint32_t r = 0; r < 16; r += 32 / PIECES)
-			copy16(dst + (i * 16 + r) * stride, base + (uint64_t)r * row_bytes);
+			copy16(dst + (i * 16 + r) * stride + (piece ^ row ^ r) % 8 * 16, base + (uint64_t)r * row_bytes);
 	}
 }
 
@@ -92,8 +104,8 @@ small_load(uint64_t found, uint32_t row_bytes, uint32_t pieces, uint32_t tile, u
 		for (uint32_t k = threadIdx.x % 32; k < 16 * pieces; k += 32) {
 			const uint32_t row = k * inverse >> 16, piece = k - row * pieces, position = tile * TILE + i * 16 + row;
 
-			copy16(dst + (i * 16 + row) * stride + piece * 16, base + (uint64_t)row * row_bytes + piece * 16,
-			       base && position >= from && position < to);
+			copy16(dst + (i * 16 + row) * stride + swizzled_piece(row, piece),
+			       base + (uint64_t)row * row_bytes + piece * 16, base && position >= from && position < to);
 		}
 	}
 }
@@ -175,6 +187,13 @@ small_merge(const attend_args &a, small_shared &sh, const decode_unit &u, const 
 	}
 }
 
+/* A thread's line of what lies from @at on: it is asked for before it is known what of it is needed. */
+static __device__ __forceinline__ void small_prefetch(uint64_t at, uint64_t bytes)
+{
+	if (threadIdx.x * 128 < bytes)
+		asm volatile("prefetch.global.L2 [%0];" ::"l"(at + threadIdx.x * 128));
+}
+
 template <int CODEC> static __device__ __forceinline__ void small(const attend_args &a)
 {
 	small_shared &sh = *reinterpret_cast<small_shared *>(attend_memory);
@@ -188,6 +207,8 @@ template <int CODEC> static __device__ __forceinline__ void small(const attend_a
 	float *const parts = reinterpret_cast<float *>(a.parts) + KVT_ATTEND_COUNTERS;
 	uint32_t phases = 0; /* of tiles */
 
+	small_prefetch(a.k_blocks, 8ull * a.n_seqs * a.table_stride);
+	small_prefetch(a.v_blocks, 8ull * a.n_seqs * a.table_stride);
 	if (threadIdx.x < SMALL_TILES)
 		barrier_init(&sh.there[threadIdx.x], 32);
 	count_units(sh.before, a.n_seqs, [&](uint32_t i) {
@@ -214,6 +235,23 @@ template <int CODEC> static __device__ __forceinline__ void small(const attend_a
 		float acc[2][4] = {}, score[TILE / 8][4] = {};
 		uint32_t hidden = 0;
 
+		uint32_t query[4]; /* warp w's lanes have rows w and w + 8, two elements at a time */
+
+#pragma unroll
+		for (int e = 0; e < 4; e++) { /* asked for before K and V, used behind them */
+			const uint32_t row = u.row0 + warp + e / 2 * 8, d = lane * 2 + e % 2 * 64;
+			const uint32_t head = u.kv_head * group + row % group;
+			const uint64_t at = a.q + (uint64_t)(u.s.token + row / group) * a.q_stride +
+					    ((uint64_t)head * a.k_dim + d) * (a.q_type == ROW_F32 ? 4 : 2);
+
+			query[e] = 0;
+			if (row >= all_rows || d >= a.k_dim)
+				continue;
+			if (a.q_type == CODEC)
+				query[e] = *array<uint32_t>(at);
+			else
+				query[e] = pair<CODEC>(load_float(at, 0, a.q_type), load_float(at, 1, a.q_type));
+		}
 		if (threadIdx.x < DECODE_ROWS) {
 			sh.rows[threadIdx.x] = get_row(a, u.s, u.row0 + threadIdx.x, u.kv_head);
 			sh.max[threadIdx.x] = -INF;
@@ -225,21 +263,24 @@ template <int CODEC> static __device__ __forceinline__ void small(const attend_a
 			v = find_group(a.v_blocks + (uint64_t)u.seq * a.table_stride * 8, a.v_block_rows, a.v_row_bytes,
 				       u.kv_head * a.v_dim * 2, split, u.from, u.to);
 			for (uint32_t i = lane; a.k_dim % 16 && i < TILE; i += 32) /* V was there, perhaps */
-				clear16(l.k(warp) + i * l.k_stride + 2 * a.k_dim);
+				clear16(l.k(warp) + i * l.k_stride + swizzled_piece(i, a.k_dim / 8));
 			small_load(k, a.k_row_bytes, a.k_dim / 8, tile, u.from, u.to, l.k(warp), l.k_stride);
 			copy_commit();
 		}
-		/* before V: what is asked for first comes first */
-		load_queries<CODEC, SMALL_TILES>(a, u.s, u.kv_head, u.row0, DECODE_ROWS, attend_memory + l.queries, l.k_stride);
 		if (warp < u.tiles) {
 			if (beside)
 				load_v();
 			copy_commit();
 		}
+#pragma unroll
+		for (int e = 0; e < 4; e++)
+			if (lane * 2 + e % 2 * 64 < whole_steps(a.k_dim))
+				*reinterpret_cast<uint32_t *>(attend_memory + l.queries + (warp + e / 2 * 8) * l.q_stride +
+							      (lane + e % 2 * 32) * 4) = query[e];
 		__syncthreads(); /* queries are there */
 		if (warp < u.tiles) {
-			const uint32_t k_row = l.k(warp) + b_row * l.k_stride + b_column;
-			const uint32_t q_row = shared_address(attend_memory) + l.queries + a_row * l.k_stride + a_column;
+			const uint32_t k_row = l.k(warp) + b_row * l.k_stride;
+			const uint32_t q_row = shared_address(attend_memory) + l.queries + a_row * l.q_stride + a_column;
 
 			copy_wait<1>();
 			__syncwarp();
@@ -250,7 +291,8 @@ template <int CODEC> static __device__ __forceinline__ void small(const attend_a
 				matrices(qa, q_row + 2 * d);
 #pragma unroll
 				for (int n = 0; n < TILE / 16; n++)
-					matrices(kb[n], k_row + n * 16 * l.k_stride + 2 * d);
+					matrices(kb[n], k_row + n * 16 * l.k_stride +
+								swizzled_piece(b_row, d / 8 + b_column / 16));
 #pragma unroll
 				for (int n = 0; n < TILE / 16; n++) {
 					multiply<CODEC>(score[2 * n], qa, kb[n][0], kb[n][1]);
@@ -315,12 +357,14 @@ template <int CODEC> static __device__ __forceinline__ void small(const attend_a
 						pair<CODEC>(score[n][2 * i], score[n][2 * i + 1]);
 		}
 		__syncthreads(); /* weights are there */
-		if (threadIdx.x < DECODE_ROWS * 4) {
-			const uint32_t row = threadIdx.x / 4;
+		if (warp >= SMALL_TILES - 2) { /* which have no columns where rows of V are short */
+			const uint32_t row = threadIdx.x % 64 / 4;
 			float sum = 0;
 
-			for (uint32_t t = 0; t < u.tiles; t++)
-				sum = __fmaf_rn(sum, sh.scale[t][row], sh.sums[t][row][threadIdx.x % 4]);
+#pragma unroll
+			for (int t = 0; t < SMALL_TILES; t++)
+				if (t < u.tiles)
+					sum = __fmaf_rn(sum, sh.scale[t][row], sh.sums[t][row][threadIdx.x % 4]);
 			sum = row_sum(sum);
 			if (threadIdx.x % 4 == 0 && u.row0 + row < all_rows) {
 				part[row] = sh.max[row];
@@ -328,47 +372,54 @@ template <int CODEC> static __device__ __forceinline__ void small(const attend_a
 			}
 		}
 		if (column0 < a.v_dim) {
-			uint32_t weights[2][TILE / 16][4], vb[2][TILE / 16][4];
+			bool plain = u.tiles == SMALL_TILES && !is_partly(u.tile0) && !is_partly(u.tile0 + u.tiles - 1);
 			auto own_piece = [&](uint32_t t, uint32_t row, uint32_t piece) {
-				return l.v(t) + row * l.v_stride + column0 * 2 + piece * 16;
+				return l.v(t) + row * l.v_stride + swizzled_piece(row, column0 / 8 + piece);
 			};
-			auto fetch = [&](int which, uint32_t t) {
-				if (t >= u.tiles)
-					return;
-				barrier_wait(&sh.there[t], phases >> t & 1);
+			auto add = [&](uint32_t t) {
+				uint32_t weights[TILE / 16][4], vb[TILE / 16][4];
+
 #pragma unroll
 				for (int p = 0; p < TILE / 16; p++) {
-					matrices(weights[which][p],
+					matrices(weights[p],
 						 shared_address(&sh.weights[a_row][a_column + t * TILE * 2 + p * 32]));
-					matrices_transposed(vb[which][p], own_piece(t, p * 16 + a_row, 0) + a_column);
-				}
-			};
-			auto add = [&](int which, uint32_t t) {
-				if (t >= u.tiles)
-					return;
-				const float scale[2] = { sh.scale[t][lane / 4], sh.scale[t][lane / 4 + 8] };
-				auto piece_of = [&](uint32_t row, uint32_t piece) { return own_piece(t, row, piece); };
-
-				rescale(acc, scale);
-				if (is_partly(u.tile0 + t) &&
-				    __any_sync(0xffffffffu, any_not_finite<CODEC, 32>(pieces, piece_of))) {
-					careful_output<CODEC>(acc, weights[which], pieces, piece_of);
-					return;
+					matrices_transposed(vb[p], own_piece(t, p * 16 + a_row, a_column / 16));
 				}
 #pragma unroll
 				for (int p = 0; p < TILE / 16; p++) {
-					multiply<CODEC>(acc[0], weights[which][p], vb[which][p][0], vb[which][p][1]);
-					multiply<CODEC>(acc[1], weights[which][p], vb[which][p][2], vb[which][p][3]);
+					multiply<CODEC>(acc[0], weights[p], vb[p][0], vb[p][1]);
+					multiply<CODEC>(acc[1], weights[p], vb[p][2], vb[p][3]);
 				}
 			};
 
-			fetch(0, 0);
+			for (uint32_t t = 0; t < u.tiles; t++)
+				barrier_wait(&sh.there[t], phases >> t & 1);
+			for (uint32_t t = 1 + lane / 16; t < u.tiles; t += 2)
+				plain &= sh.scale[t][lane % 16] == 1;
+			if (__all_sync(0xffffffffu, plain)) { /* one run of instructions: loads go ahead of products */
+#pragma unroll
+				for (uint32_t t = 0; t < SMALL_TILES; t++)
+					add(t);
+			} else {
 #pragma unroll 1
-			for (uint32_t t = 0; t < u.tiles; t += 2) { /* what comes next is fetched while products are formed */
-				fetch(1, t + 1);
-				add(0, t);
-				fetch(0, t + 2);
-				add(1, t + 1);
+				for (uint32_t t = 0; t < u.tiles; t++) {
+					const float scale[2] = { sh.scale[t][lane / 4], sh.scale[t][lane / 4 + 8] };
+					auto piece_of = [&](uint32_t row, uint32_t piece) { return own_piece(t, row, piece); };
+
+					rescale(acc, scale);
+					if (is_partly(u.tile0 + t) &&
+					    __any_sync(0xffffffffu, any_not_finite<CODEC, 32>(pieces, piece_of))) {
+						uint32_t weights[TILE / 16][4];
+
+#pragma unroll
+						for (int p = 0; p < TILE / 16; p++)
+							matrices(weights[p], shared_address(&sh.weights[a_row][a_column +
+											    t * TILE * 2 + p * 32]));
+						careful_output<CODEC>(acc, weights, pieces, piece_of);
+					} else {
+						add(t);
+					}
+				}
 			}
 #pragma unroll
 			for (int i = 0; i < 2; i++)

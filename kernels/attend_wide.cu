@@ -15,8 +15,8 @@
 #define WIDE_AHEAD 4 /* units that are dealt and not begun by all warps */
 
 template <int DIM> struct wide {
-	static constexpr uint32_t row = WIDE_HEADS * DIM * 2, stride = row + PAD;
-	static constexpr uint32_t rows = 32, stage = rows * stride, per_tile = TILE / rows;
+	static constexpr uint32_t row = WIDE_HEADS * DIM * 2;
+	static constexpr uint32_t rows = 32, stage = rows * row, per_tile = TILE / rows;
 };
 
 struct wide_shared {
@@ -78,7 +78,8 @@ wide_load(const attend_args &a, wide_shared &sh, uint32_t stage0, uint32_t stage
 	using shape = wide<DIM>;
 	constexpr uint32_t pieces = shape::row / 16, down = 128 / pieces;
 	const uint32_t thread = threadIdx.x % 128, row = thread / pieces, units = sh.before[a.n_seqs];
-	const uint32_t piece = row * shape::stride + thread % pieces * 16;
+	/* the 16 bytes of a line are exchanged by the row's number: lines stay lines, and eight rows lie in all banks */
+	const uint32_t line = row * shape::row + thread % pieces / 8 * 128, place = (thread ^ row) % 8 * 16;
 	uint32_t stage = 0, parity = 1, unit, next_unit;
 	uint64_t next_k = 0, next_v = 0;
 	dealer d = { 0, 0 };
@@ -117,16 +118,16 @@ wide_load(const attend_args &a, wide_shared &sh, uint32_t stage0, uint32_t stage
 			for (uint32_t g = 0; g < shape::rows; g += 16) {
 				const uint64_t base = group_of(found, t, (first + g) / 16), src = base + in_group;
 				const uint32_t position = t * TILE + first + g;
-				const uint32_t dst = stage0 + stage * shape::stage + g * shape::stride + piece;
+				const uint32_t dst = stage0 + stage * shape::stage + g * shape::row + line;
 
 				if (base && position >= u.from && position + 16 <= u.to) {
 #pragma unroll
 					for (uint32_t r = 0; r < 16; r += down)
-						copy16(dst + r * shape::stride, src + r * row_bytes);
+						copy16(dst + r * shape::row + (place ^ r % 8 * 16), src + r * row_bytes);
 				} else {
 #pragma unroll 1
 					for (uint32_t r = 0; r < 16; r += down)
-						copy16(dst + r * shape::stride, src + r * row_bytes,
+						copy16(dst + r * shape::row + (place ^ r % 8 * 16), src + r * row_bytes,
 						       base && position + r + row >= u.from && position + r + row < u.to);
 				}
 			}
@@ -177,8 +178,9 @@ wide_compute(const attend_args &a, wide_shared &sh, uint32_t stage0, uint32_t st
 	const uint32_t groups = a.kv_heads / WIDE_HEADS, units = sh.before[a.n_seqs];
 	const float c = exponent_unit(a);
 	const uint64_t part_floats = (uint64_t)a.part_rows * (DIM + 2);
-	const uint32_t k_lane = (lane % 8 + lane / 16 * 8) * shape::stride + lane / 8 % 2 * 16 + warp * (DIM * 2);
-	const uint32_t v_lane = lane % 16 * shape::stride + lane / 16 * 16 + warp * (DIM * 2);
+	const uint32_t k_lane = (lane % 8 + lane / 16 * 8) * shape::row + warp * (DIM * 2);
+	const uint32_t v_lane = lane % 16 * shape::row + warp * (DIM * 2);
+	const uint32_t k_place = (lane / 8 % 2 ^ lane % 8) * 16, v_place = (lane / 16 ^ lane % 8) * 16;
 	uint32_t stage = 0, parity = 0, unit, q[DIM / 16][4];
 	decode_unit last;
 
@@ -221,7 +223,7 @@ wide_compute(const attend_args &a, wide_shared &sh, uint32_t stage0, uint32_t st
 
 #pragma unroll
 			for (int p = 0; p < TILE / 16; p++) {
-				const uint32_t k_at = stage0 + stage * shape::stage + k_lane + p * 16 % shape::rows * shape::stride;
+				const uint32_t at = stage0 + stage * shape::stage + p * 16 % shape::rows * shape::row + k_lane;
 
 				if (p * 16 % shape::rows == 0)
 					ready();
@@ -231,7 +233,7 @@ wide_compute(const attend_args &a, wide_shared &sh, uint32_t stage0, uint32_t st
 
 #pragma unroll
 					for (int d = 0; d < 4; d++)
-						matrices(kb[d], k_at + (d0 + d) * 32);
+						matrices(kb[d], at + d0 * 32 + (k_place ^ d * 32));
 #pragma unroll
 					for (int d = 0; d < 4; d++) {
 						multiply<CODEC>(score[2 * p], q[d0 + d], kb[d][0], kb[d][1]);
@@ -255,7 +257,8 @@ wide_compute(const attend_args &a, wide_shared &sh, uint32_t stage0, uint32_t st
 				uint32_t s = stage + row / shape::rows;
 
 				s -= s >= stages ? stages : 0;
-				return stage0 + s * shape::stage + row % shape::rows * shape::stride + warp * (DIM * 2) + piece * 16;
+				return stage0 + s * shape::stage + row % shape::rows * shape::row + warp * (DIM * 2) +
+				       piece / 8 * 128 + (piece ^ row) % 8 * 16;
 			};
 
 			if (partly) { /* all of the tile's V */
@@ -273,7 +276,7 @@ wide_compute(const attend_args &a, wide_shared &sh, uint32_t stage0, uint32_t st
 			}
 #pragma unroll
 			for (int p = 0; p < TILE / 16; p++) {
-				const uint32_t v_at = stage0 + stage * shape::stage + v_lane + p * 16 % shape::rows * shape::stride;
+				const uint32_t at = stage0 + stage * shape::stage + p * 16 % shape::rows * shape::row + v_lane;
 
 				if (p * 16 % shape::rows == 0)
 					ready();
@@ -283,7 +286,7 @@ wide_compute(const attend_args &a, wide_shared &sh, uint32_t stage0, uint32_t st
 
 #pragma unroll
 					for (int i = 0; i < 4; i++)
-						matrices_transposed(vb[i], v_at + (n0 + i) * 32);
+						matrices_transposed(vb[i], at + n0 * 32 + (v_place ^ i * 32));
 #pragma unroll
 					for (int i = 0; i < 4; i++) {
 						multiply<CODEC>(acc[2 * (n0 + i)], weights[p], vb[i][0], vb[i][1]);

@@ -20,13 +20,13 @@
 /* At most, of a kernel, beside rows of Q, K and V. */
 #define DECODE_OTHER(n_seqs) (4416 + 4 * (n_seqs))
 #define WIDE_OTHER(n_seqs) (4096 + 4 * (n_seqs))
-#define SMALL_OTHER(n_seqs) (29184 + 4 * (n_seqs))
+#define SMALL_OTHER(n_seqs) (29312 + 4 * (n_seqs))
 #define PREFILL_OTHER 7296
 #define HOPPER_OTHER 8192
 #define WIDE_HEADS 4	 /* KV heads of a block */
 #define WIDE_ROWS 32	 /* of a stage */
 #define WIDE_LEAST 2	 /* stages: a tile of V */
-#define WIDE_BYTES 140000 /* of stages; more are slower */
+#define WIDE_BYTES 100000 /* of stages; more are slower */
 #define SMALL_TILES 8	 /* of a split */
 #define FUSED_SPLITS 64	 /* that one block merges */
 #define MERGE_COLUMNS 32
@@ -191,7 +191,7 @@ static int wide(const struct kvt_attend_device *d, const struct kvt_attend_limit
 		{ "wide_f16_64", "wide_f16_128" },
 		{ "wide_bf16_64", "wide_bf16_128" },
 	};
-	uint32_t stage = WIDE_ROWS * (WIDE_HEADS * a->k_dim * 2 + PAD), stages, shared;
+	uint32_t stage = WIDE_ROWS * WIDE_HEADS * a->k_dim * 2, stages, shared;
 	uint64_t n = units(l, a) / WIDE_HEADS;
 
 	if (!wide_takes(a))
@@ -212,14 +212,14 @@ static int wide(const struct kvt_attend_device *d, const struct kvt_attend_limit
 static int small(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, struct kvt_attend_args *a,
 		 struct kvt_attend_recipe *r)
 {
-	uint32_t k_row = row_bytes(a->k_dim), v_row = row_bytes(a->v_dim), tiles, shared;
+	uint32_t k_row = div_up(2 * a->k_dim, 128) * 128, v_row = div_up(2 * a->v_dim, 128) * 128, tiles, shared;
 	uint64_t n = units(l, a);
 
 	if (a->k_dim > 128 || a->v_dim > 128)
 		return kvt_fail(-EINVAL, "attend: decoding of little takes heads of up to 128 elements; %u and %u", a->k_dim, a->v_dim);
 	divide(d, l, a, r);
-	shared = shared_bytes(d, SMALL_OTHER(a->n_seqs) + DECODE_ROWS * k_row, TILE * (k_row > v_row ? k_row : v_row), 1,
-			      2 * SMALL_TILES, &tiles);
+	shared = shared_bytes(d, SMALL_OTHER(a->n_seqs) + DECODE_ROWS * row_bytes(a->k_dim),
+			      TILE * (k_row > v_row ? k_row : v_row), 1, 2 * SMALL_TILES, &tiles);
 	if (tiles < SMALL_TILES && d->sm)
 		return too_large(d, a);
 	r->step[0] = (struct kvt_attend_step){
