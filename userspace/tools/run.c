@@ -195,8 +195,13 @@ static int choose_gpu_budgets(const struct run *r, uint64_t all, struct kvt_cach
 	held = p->gpu_bytes - (uint64_t)least;
 	if (o->pinned != RUN_UNSET || held >= all)
 		return 0;
+	/* what is read from a directory stays in pinned memory, and each plane's last block is copied to go on from */
+	if (o->store)
+		p->pinned_bytes = all + 2 * p->n_planes * o->block;
+	else
+		p->pinned_bytes = all - held;
 	/* not all host frames may hold what is nowhere else: store/internal.h, dirty_max */
-	p->pinned_bytes = all - held + (2 * kvt_split_blocks((uint32_t)(o->block / r->row_bytes)) + 2) * o->block;
+	p->pinned_bytes += (2 * kvt_split_blocks((uint32_t)(o->block / r->row_bytes)) + 2) * o->block;
 	if (p->pinned_bytes > physical / 4)
 		return kvt_fail(-ENOMEM, "%llu bytes of the cache are beside gpu_bytes, in pinned memory: more than a quarter of this machine's: give pinned_bytes",
 				(unsigned long long)p->pinned_bytes);
