@@ -437,7 +437,7 @@ static bool reference(const struct world *w, const struct item *it, uint32_t pos
 	return true;
 }
 
-/* The largest ||out - reference||, to the larger of ||reference|| and its terms, of some rows of an item; its output is @out. */
+/* The largest ||out - reference||, to the larger of ||reference|| and terms, of some rows of an item, whose output is @out. */
 static double error_of(const struct world *w, const struct item *it, const uint8_t *out, uint32_t some)
 {
 	const struct kvt_attend_args *a = &w->shape;
