@@ -480,7 +480,7 @@ int kvt_prefix_stats(struct kvt_cache *cache, struct kvt_prefix_stats *stats);
  * waiting for it. A step:
  *
  *	kvt_batch_step(batch, counts, tokens);		makes room; everything else only launches
- *	for each layer: kvt_batch_write() its K and V, kvt_batch_attend()
+ *	for each layer: kvt_batch_write_kv(), kvt_batch_attend()
  *
  * What is launched after a step may be captured in a graph and replayed after
  * later steps, until kvt_batch_epoch() changes. Every sequence plane is written
@@ -536,6 +536,10 @@ int kvt_batch_step(struct kvt_batch *batch, const uint32_t *counts, const uint32
 
 /* The step's rows of a sequence plane, from memory that the GPU reads (src->data): encoded, digested, placed. */
 int kvt_batch_write(struct kvt_batch *batch, uint32_t plane, const struct kvt_rows *src);
+
+/* The same of two planes in one launch. */
+int kvt_batch_write_kv(struct kvt_batch *batch, uint32_t k_plane, const struct kvt_rows *k, uint32_t v_plane,
+		       const struct kvt_rows *v);
 
 /* The step's query rows, one sequence's after the other's, where the GPU reads and writes them: q, out. */
 struct kvt_batch_attn {

@@ -218,22 +218,22 @@ template <int SRC, int DST> static __device__ void append_rows(const struct kvt_
 				     a.elements);
 }
 
-#define EACH_PAIR(call, a)                                                                                             \
-	switch (a.src_type * 3 + a.dst_type) {                                                                         \
-	case ROW_F32 * 3 + ROW_F32: return call<ROW_F32, ROW_F32>(a);                                                  \
-	case ROW_F32 * 3 + ROW_F16: return call<ROW_F32, ROW_F16>(a);                                                  \
-	case ROW_F32 * 3 + ROW_BF16: return call<ROW_F32, ROW_BF16>(a);                                                \
-	case ROW_F16 * 3 + ROW_F32: return call<ROW_F16, ROW_F32>(a);                                                  \
-	case ROW_F16 * 3 + ROW_F16: return call<ROW_F16, ROW_F16>(a);                                                  \
-	case ROW_F16 * 3 + ROW_BF16: return call<ROW_F16, ROW_BF16>(a);                                                \
-	case ROW_BF16 * 3 + ROW_F32: return call<ROW_BF16, ROW_F32>(a);                                                \
-	case ROW_BF16 * 3 + ROW_F16: return call<ROW_BF16, ROW_F16>(a);                                                \
-	case ROW_BF16 * 3 + ROW_BF16: return call<ROW_BF16, ROW_BF16>(a);                                              \
+#define EACH_PAIR(types, call, ...) \
+	switch (types.src_type * 3 + types.dst_type) { \
+	case ROW_F32 * 3 + ROW_F32: return call<ROW_F32, ROW_F32>(__VA_ARGS__); \
+	case ROW_F32 * 3 + ROW_F16: return call<ROW_F32, ROW_F16>(__VA_ARGS__); \
+	case ROW_F32 * 3 + ROW_BF16: return call<ROW_F32, ROW_BF16>(__VA_ARGS__); \
+	case ROW_F16 * 3 + ROW_F32: return call<ROW_F16, ROW_F32>(__VA_ARGS__); \
+	case ROW_F16 * 3 + ROW_F16: return call<ROW_F16, ROW_F16>(__VA_ARGS__); \
+	case ROW_F16 * 3 + ROW_BF16: return call<ROW_F16, ROW_BF16>(__VA_ARGS__); \
+	case ROW_BF16 * 3 + ROW_F32: return call<ROW_BF16, ROW_F32>(__VA_ARGS__); \
+	case ROW_BF16 * 3 + ROW_F16: return call<ROW_BF16, ROW_F16>(__VA_ARGS__); \
+	case ROW_BF16 * 3 + ROW_BF16: return call<ROW_BF16, ROW_BF16>(__VA_ARGS__); \
 	}
 
 extern "C" __global__ void __launch_bounds__(1024) block_append(const struct kvt_append_args a)
 {
-	EACH_PAIR(append_rows, a)
+	EACH_PAIR(a, append_rows, a)
 }
 
 /* ---- extend: a warp takes a row, and digests what it has written, in place of zeros ---- */
@@ -252,17 +252,15 @@ static __device__ uint64_t row_digest(uint64_t row, uint32_t bytes, uint32_t ind
 	return lane ? 0 : xxh3_row_digest(xxh3_avalanche(bytes * XXH3_P64_1 + h), index);
 }
 
-template <int SRC, int DST> static __device__ void extend_rows(const struct kvt_extend_args &a)
+template <int SRC, int DST>
+static __device__ __forceinline__ void extend_rows(const struct kvt_extend_args &a, const struct kvt_extend_plane &p,
+						   const uint64_t *secret)
 {
-	__shared__ uint64_t secret[XXH3_SECRET_WORDS];
-	const uint64_t *blocks = at<const uint64_t>(a.blocks);
-	unsigned long long *sums = at<unsigned long long>(a.sums);
+	const uint64_t *blocks = at<const uint64_t>(p.blocks);
+	unsigned long long *sums = at<unsigned long long>(p.sums);
 	const uint32_t *tokens = at<const uint32_t>(a.tokens), *rows = at<const uint32_t>(a.rows);
-	const uint32_t per_block = blockDim.x / 32, bytes = row_bytes(DST, a.elements), n = tokens[a.n_seqs];
+	const uint32_t per_block = blockDim.x / 32, bytes = row_bytes(DST, p.elements), n = tokens[a.n_seqs];
 
-	if (threadIdx.x < XXH3_SECRET_WORDS)
-		secret[threadIdx.x] = xxh3_secret[threadIdx.x];
-	__syncthreads();
 	for (uint32_t t = blockIdx.x * per_block + threadIdx.x / 32; t < n; t += gridDim.x * per_block) {
 		uint32_t i = 0, end = a.n_seqs;
 
@@ -274,22 +272,28 @@ template <int SRC, int DST> static __device__ void extend_rows(const struct kvt_
 			else
 				end = middle;
 		}
-		const uint32_t position = rows[i] - (tokens[i + 1] - t), row = position % a.block_rows;
-		const uint64_t entry = (uint64_t)i * a.table_stride + position / a.block_rows;
+		const uint32_t position = rows[i] - (tokens[i + 1] - t), row = position % p.block_rows;
+		const uint64_t entry = (uint64_t)i * a.table_stride + position / p.block_rows;
 		const uint64_t d = blocks[entry] + (uint64_t)row * bytes;
 
-		encode_row<SRC, DST>(d, a.src + t * a.src_stride, a.elements);
+		encode_row<SRC, DST>(d, p.src + t * p.src_stride, p.elements);
 		__syncwarp();
-		const uint64_t sum = row_digest(d, bytes, row, secret) - xxh3_row_digest(a.zeros_hash, row);
+		const uint64_t sum = row_digest(d, bytes, row, secret) - xxh3_row_digest(p.zeros_hash, row);
 
 		if (threadIdx.x % 32 == 0)
 			atomicAdd(&sums[entry], (unsigned long long)sum);
 	}
 }
 
-extern "C" __global__ void __launch_bounds__(1024) block_extend(const struct kvt_extend_args a)
+/* Few threads, so that nothing spills: one row in a step is a chain of loads, and every one counts. */
+extern "C" __global__ void __launch_bounds__(128) block_extend(const __grid_constant__ struct kvt_extend_args a)
 {
-	EACH_PAIR(extend_rows, a)
+	__shared__ uint64_t secret[XXH3_SECRET_WORDS];
+
+	if (threadIdx.x < XXH3_SECRET_WORDS)
+		secret[threadIdx.x] = xxh3_secret[threadIdx.x];
+	__syncthreads();
+	EACH_PAIR(a.plane[blockIdx.y], extend_rows, a, a.plane[blockIdx.y], secret)
 }
 
 extern "C" __global__ void __launch_bounds__(1024) block_set(const struct kvt_set_args a)

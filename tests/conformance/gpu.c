@@ -802,55 +802,66 @@ CASE(append_encodes_as_the_cpu_does)
 	g->ops->host_free(g, host_in);
 }
 
-/* A batch of sequences of different lengths, one with nothing new: rows where positions say, digests added up. */
+/* A batch of sequences of different lengths, one with nothing new: rows where positions say, digests added up; both planes. */
 CASE(extend_places_and_digests)
 {
-	enum { SEQS = 3, STRIDE = 4, BLOCK_ROWS = 5, ELEMENTS = 48, N = 11 };
+	enum { SEQS = 3, STRIDE = 4, BLOCK_ROWS = 5, ELEMENTS = 48, N = 11, ENTRIES = SEQS * STRIDE };
 	static const uint32_t tokens[SEQS + 1] = { 0, 4, 4, N }, rows[SEQS] = { 9, 3, 17 };
-	static float in[N * ELEMENTS];
-	static uint8_t want[SEQS * STRIDE * BLOCK_ROWS * ELEMENTS * 4], out[sizeof(want)];
-	uint64_t blocks[SEQS * STRIDE], sums[SEQS * STRIDE], got[SEQS * STRIDE];
-	kvt_dptr mem = device(sizeof(want)), d_in, d_blocks, d_sums = device(sizeof(sums)), d_tokens, d_rows;
+	static float in[2][N * ELEMENTS];
+	static uint8_t want[2][ENTRIES * BLOCK_ROWS * ELEMENTS * 4], out[sizeof(want[0])];
+	static const float zeros[ELEMENTS];
+	uint64_t blocks[ENTRIES], sums[2][ENTRIES], got[ENTRIES];
+	kvt_dptr mem[2], d_in[2], d_sums[2], d_blocks[2], d_tokens = upload(tokens, sizeof(tokens));
+	struct kvt_extend_args a = { .tokens = d_tokens, .rows = upload(rows, sizeof(rows)), .n_seqs = SEQS,
+				     .table_stride = STRIDE };
+	void *args[] = { &a };
 
-	d_tokens = upload(tokens, sizeof(tokens));
-	d_rows = upload(rows, sizeof(rows));
-	randomise(in, sizeof(in));
-	d_in = upload(in, sizeof(in));
-	for (uint32_t type = 0; type <= KVT_BF16; type++) {
-		static const float zeros[ELEMENTS];
-		uint32_t row = (uint32_t)kvt_codec_bytes(type, ELEMENTS);
-		struct kvt_extend_args a = {
-			.src = d_in, .src_stride = ELEMENTS * 4, .sums = d_sums, .tokens = d_tokens, .rows = d_rows,
-			.zeros_hash = kvt_row_hash(zeros, row),
-			.n_seqs = SEQS, .table_stride = STRIDE, .block_rows = BLOCK_ROWS, .elements = ELEMENTS,
-			.src_type = KVT_F32, .dst_type = type,
-		};
-		void *args[] = { &a };
-
-		memset(want, 0xa5, sizeof(want));
-		OK(g->ops->copy_h2d(g, mem, want, sizeof(want)));
-		for (uint32_t i = 0; i < SEQS * STRIDE; i++) {
-			blocks[i] = mem + (i * 7 + 2) % (SEQS * STRIDE) * BLOCK_ROWS * row;
-			sums[i] = rnd();
-		}
-		OK(g->ops->copy_h2d(g, d_sums, sums, sizeof(sums)));
-		a.blocks = d_blocks = upload(blocks, sizeof(blocks));
-		for (uint32_t i = 0; i < SEQS; i++)
-			for (uint32_t t = tokens[i]; t < tokens[i + 1]; t++) {
-				uint32_t position = rows[i] - tokens[i + 1] + t, at = i * STRIDE + position / BLOCK_ROWS;
-				uint8_t *dst = want + (blocks[at] - mem) + position % BLOCK_ROWS * row;
-
-				kvt_codec_convert(dst, type, in + t * ELEMENTS, KVT_F32, ELEMENTS);
-				sums[at] += kvt_row_digest(position % BLOCK_ROWS, dst, row) -
-					    kvt_row_digest(position % BLOCK_ROWS, zeros, row);
-			}
-		OK(g->ops->launch(g, kernel("extend"), grid, block, 0, 0, args, 1));
-		OK(g->ops->copy_d2h(g, out, mem, sizeof(out)));
-		OK(g->ops->copy_d2h(g, got, d_sums, sizeof(got)));
-		ck_assert(!memcmp(out, want, sizeof(out)));
-		ck_assert(!memcmp(got, sums, sizeof(got)));
-		g->ops->free(g, d_blocks);
+	for (int p = 0; p < 2; p++) {
+		randomise(in[p], sizeof(in[p]));
+		d_in[p] = upload(in[p], sizeof(in[p]));
+		mem[p] = device(sizeof(want[p]));
+		d_sums[p] = device(sizeof(sums[p]));
 	}
+	for (uint32_t n = 1; n <= 2; n++)
+		for (uint32_t type = 0; type <= KVT_BF16; type++) {
+			a.n_planes = n;
+			for (uint32_t p = 0; p < n; p++) {
+				const uint32_t dst_type = (type + p) % 3, row = (uint32_t)kvt_codec_bytes(dst_type, ELEMENTS);
+
+				memset(want[p], 0xa5, sizeof(want[p]));
+				OK(g->ops->copy_h2d(g, mem[p], want[p], sizeof(want[p])));
+				for (uint32_t i = 0; i < ENTRIES; i++) {
+					blocks[i] = mem[p] + (i * 7 + 2) % ENTRIES * BLOCK_ROWS * row;
+					sums[p][i] = rnd();
+				}
+				OK(g->ops->copy_h2d(g, d_sums[p], sums[p], sizeof(sums[p])));
+				d_blocks[p] = upload(blocks, sizeof(blocks));
+				a.plane[p] = (struct kvt_extend_plane){
+					.src = d_in[p], .src_stride = ELEMENTS * 4, .blocks = d_blocks[p], .sums = d_sums[p],
+					.zeros_hash = kvt_row_hash(zeros, row), .block_rows = BLOCK_ROWS, .elements = ELEMENTS,
+					.src_type = KVT_F32, .dst_type = dst_type,
+				};
+				for (uint32_t i = 0; i < SEQS; i++)
+					for (uint32_t t = tokens[i]; t < tokens[i + 1]; t++) {
+						uint32_t position = rows[i] - tokens[i + 1] + t;
+						uint32_t at = i * STRIDE + position / BLOCK_ROWS;
+						uint32_t in_block = position % BLOCK_ROWS;
+						uint8_t *dst = want[p] + (blocks[at] - mem[p]) + in_block * row;
+
+						kvt_codec_convert(dst, dst_type, in[p] + t * ELEMENTS, KVT_F32, ELEMENTS);
+						sums[p][at] += kvt_row_digest(in_block, dst, row) -
+							       kvt_row_digest(in_block, zeros, row);
+					}
+			}
+			OK(g->ops->launch(g, kernel("extend"), (struct kvt_dim3){ grid.x, n, 1 }, block, 0, 0, args, 1));
+			for (uint32_t p = 0; p < n; p++) {
+				OK(g->ops->copy_d2h(g, out, mem[p], sizeof(out)));
+				OK(g->ops->copy_d2h(g, got, d_sums[p], sizeof(got)));
+				ck_assert(!memcmp(out, want[p], sizeof(out)));
+				ck_assert(!memcmp(got, sums[p], sizeof(got)));
+				g->ops->free(g, d_blocks[p]);
+			}
+		}
 }
 
 /* Every word once, also behind the last whole round of loads. */

@@ -489,10 +489,10 @@ static struct kvt_plane *batch_plane(struct kvt_batch *b, uint32_t plane)
 	return NULL;
 }
 
-int kvt_batch_write(struct kvt_batch *b, uint32_t plane, const struct kvt_rows *src)
+/* What becomes of the step's rows of a plane. */
+static int extend_plane(struct kvt_batch *b, uint32_t plane, const struct kvt_rows *src, struct kvt_extend_plane *extend)
 {
 	const struct kvt_plane *p = batch_plane(b, plane);
-	struct kvt_extend_args args;
 	struct kvt_rows rows;
 	int ret;
 
@@ -501,15 +501,49 @@ int kvt_batch_write(struct kvt_batch *b, uint32_t plane, const struct kvt_rows *
 	ret = kvt_rows_check(p, src, &rows);
 	if (ret)
 		return ret;
-	args = (struct kvt_extend_args){
+	*extend = (struct kvt_extend_plane){
 		.src = (uintptr_t)rows.data, .src_stride = rows.stride, .blocks = word_at(b, blocks_word(b, plane, 0)),
-		.sums = word_at(b, sums_word(b, plane, 0)), .tokens = kvt_batch_tokens(b), .rows = kvt_batch_rows(b),
-		.zeros_hash = b->zeros_hash[plane], .n_seqs = b->n, .table_stride = b->stride,
+		.sums = word_at(b, sums_word(b, plane, 0)), .zeros_hash = b->zeros_hash[plane],
 		.block_rows = p->geom.block_rows, .elements = p->geom.elems,
 		.src_type = rows.type == KVT_ENCODED ? p->geom.codec : rows.type, .dst_type = p->geom.codec,
 	};
-	ret = launch(b, b->extend, (b->total + WARPS - 1) / WARPS, 32 * WARPS, &args);
+	return 0;
+}
+
+static int extend(struct kvt_batch *b, struct kvt_extend_args *args, uint32_t n_planes)
+{
+	const struct kvt_dim3 grid = { (b->total + WARPS - 1) / WARPS, n_planes, 1 }, block = { 32 * WARPS, 1, 1 };
+	void *list = args;
+	int ret;
+
+	args->tokens = kvt_batch_tokens(b);
+	args->rows = kvt_batch_rows(b);
+	args->n_planes = n_planes;
+	args->n_seqs = b->n;
+	args->table_stride = b->stride;
+	ret = b->ops->launch(b->gpu, b->extend, grid, block, 0, b->stream, &list, 1);
 	return ret ? kvt_store_device_ended(b->cache->store, ret, "writing a batch's rows") : 0;
+}
+
+int kvt_batch_write(struct kvt_batch *b, uint32_t plane, const struct kvt_rows *src)
+{
+	struct kvt_extend_args args = { 0 };
+	int ret = extend_plane(b, plane, src, &args.plane[0]);
+
+	return ret ? ret : extend(b, &args, 1);
+}
+
+int kvt_batch_write_kv(struct kvt_batch *b, uint32_t k_plane, const struct kvt_rows *k, uint32_t v_plane,
+		       const struct kvt_rows *v)
+{
+	struct kvt_extend_args args = { 0 };
+	int ret = extend_plane(b, k_plane, k, &args.plane[0]);
+
+	if (!ret && k_plane == v_plane)
+		ret = kvt_fail(-EINVAL, "plane %u is to be written twice in a step", k_plane);
+	if (!ret)
+		ret = extend_plane(b, v_plane, v, &args.plane[1]);
+	return ret ? ret : extend(b, &args, 2);
 }
 
 static int attend_args(struct kvt_batch *b, const struct kvt_attn *a, const struct kvt_batch_attn *io,

@@ -68,25 +68,31 @@ struct kvt_append_args {
  */
 
 /*
- * "block", "extend": append each row, encoded as by append, where its position
+ * "block", "extend": in each of one or two planes, append each row, encoded as by append, where its position
  * says: block blocks[i * table_stride + position / block_rows], row position %
  * block_rows. To what sums[] has at the same index, add how its digest
  * (kvt_row_digest) differs from that of a row of zeros, which was there before:
- * so the sums are right for rows that nobody writes, too.
+ * so the sums are right for rows that nobody writes, too. The grid has n_planes rows of
+ * blocks, of 128 threads at most.
  */
-struct kvt_extend_args {
+struct kvt_extend_plane {
 	uint64_t src;	     /* [tokens[n_seqs]] rows of @elements of @src_type */
 	uint64_t src_stride; /* bytes */
 	uint64_t blocks;     /* [n_seqs][table_stride] u64: addresses */
 	uint64_t sums;	     /* [n_seqs][table_stride] u64: the blocks' digests */
-	uint64_t tokens;     /* [n_seqs + 1] u32 */
-	uint64_t rows;	     /* [n_seqs] u32 */
 	uint64_t zeros_hash; /* kvt_row_hash() of an encoded row of zeros */
-	uint32_t n_seqs, table_stride;
 	uint32_t block_rows;
 	uint32_t elements;
 	uint32_t src_type;
 	uint32_t dst_type;
+};
+
+struct kvt_extend_args {
+	struct kvt_extend_plane plane[2]; /* K and V in one launch */
+	uint64_t tokens;		  /* [n_seqs + 1] u32 */
+	uint64_t rows;			  /* [n_seqs] u32 */
+	uint32_t n_planes;
+	uint32_t n_seqs, table_stride, reserved;
 };
 
 /* "block", "set": words[index[i]] = value[i] of 64-bit words. */

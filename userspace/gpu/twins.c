@@ -79,27 +79,36 @@ static uint32_t seq_of(const uint32_t *tokens, uint32_t n_seqs, uint32_t t)
 	return i;
 }
 
+static int extend_plane(const struct kvt_extend_args *a, const struct kvt_extend_plane *p)
+{
+	uint32_t row_bytes = (uint32_t)kvt_codec_bytes(p->dst_type, p->elements);
+	const uint64_t *blocks = AT(p->blocks);
+	uint64_t *sums = AT(p->sums);
+	const uint32_t *tokens = AT(a->tokens), *rows = AT(a->rows);
+
+	if (p->src_type > KVT_BF16 || p->dst_type > KVT_BF16)
+		return kvt_fail(-EINVAL, "extend: no codec %u or %u", p->src_type, p->dst_type);
+	for (uint32_t t = 0; t < tokens[a->n_seqs]; t++) {
+		uint32_t i = seq_of(tokens, a->n_seqs, t), position = rows[i] - (tokens[i + 1] - t);
+		uint64_t at = (uint64_t)i * a->table_stride + position / p->block_rows;
+		uint32_t row = position % p->block_rows;
+		void *dst = AT(blocks[at] + (uint64_t)row * row_bytes);
+
+		kvt_codec_convert(dst, p->dst_type, AT(p->src + t * p->src_stride), p->src_type, p->elements);
+		sums[at] += kvt_row_digest(row, dst, row_bytes) - kvt_equal_rows_digest(row, 1, p->zeros_hash);
+	}
+	return 0;
+}
+
 static int block_extend(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args)
 {
 	const struct kvt_extend_args *a = args[0];
-	uint32_t row_bytes = (uint32_t)kvt_codec_bytes(a->dst_type, a->elements);
-	const uint64_t *blocks = AT(a->blocks);
-	uint64_t *sums = AT(a->sums);
-	const uint32_t *tokens = AT(a->tokens), *rows = AT(a->rows);
+	int ret = 0;
 
 	(void)grid, (void)block;
-	if (a->src_type > KVT_BF16 || a->dst_type > KVT_BF16)
-		return kvt_fail(-EINVAL, "extend: no codec %u or %u", a->src_type, a->dst_type);
-	for (uint32_t t = 0; t < tokens[a->n_seqs]; t++) {
-		uint32_t i = seq_of(tokens, a->n_seqs, t), position = rows[i] - (tokens[i + 1] - t);
-		uint64_t at = (uint64_t)i * a->table_stride + position / a->block_rows;
-		uint32_t row = position % a->block_rows;
-		void *dst = AT(blocks[at] + (uint64_t)row * row_bytes);
-
-		kvt_codec_convert(dst, a->dst_type, AT(a->src + t * a->src_stride), a->src_type, a->elements);
-		sums[at] += kvt_row_digest(row, dst, row_bytes) - kvt_equal_rows_digest(row, 1, a->zeros_hash);
-	}
-	return 0;
+	for (uint32_t i = 0; i < a->n_planes && !ret; i++)
+		ret = extend_plane(a, &a->plane[i]);
+	return ret;
 }
 
 static int block_set(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args)

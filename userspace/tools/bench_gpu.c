@@ -240,10 +240,12 @@ static int append_rows(struct gb *g, void *arg)
 			.dst_type = KVT_F16,
 		};
 		struct kvt_extend_args e = {
-			.src = src, .src_stride = APPEND_ELEMS * 2, .blocks = r->table + i * TABLE * 8ull,
-			.sums = r->table + SETS * TABLE * 8ull, .tokens = r->tokens, .rows = r->count, .zeros_hash = 1,
-			.n_seqs = 1, .table_stride = TABLE, .block_rows = BLOCK_ROWS, .elements = APPEND_ELEMS,
-			.src_type = KVT_BF16, .dst_type = KVT_F16,
+			.plane = { {
+				.src = src, .src_stride = APPEND_ELEMS * 2, .blocks = r->table + i * TABLE * 8ull,
+				.sums = r->table + SETS * TABLE * 8ull, .zeros_hash = 1, .block_rows = BLOCK_ROWS,
+				.elements = APPEND_ELEMS, .src_type = KVT_BF16, .dst_type = KVT_F16,
+			} },
+			.n_planes = 1, .tokens = r->tokens, .rows = r->count, .n_seqs = 1, .table_stride = TABLE,
 		};
 		void *args[] = { r->extend ? (void *)&e : (void *)&a };
 

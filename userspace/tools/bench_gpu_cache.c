@@ -138,9 +138,7 @@ static int layers(struct run *r)
 		attn.k_plane = 2 * l;
 		attn.v_plane = 2 * l + 1;
 		io.out = r->out + l * q_bytes(&r->m);
-		ret = kvt_batch_write(r->batch, attn.k_plane, &src);
-		if (!ret)
-			ret = kvt_batch_write(r->batch, attn.v_plane, &src);
+		ret = kvt_batch_write_kv(r->batch, attn.k_plane, &src, attn.v_plane, &src);
 		if (!ret)
 			ret = kvt_batch_attend(r->batch, &attn, &io);
 	}
