@@ -224,6 +224,7 @@ compute_splits(const attend_args &a, decode_shared &sh, const decode_layout &l)
 					}
 				}
 			}
+			__syncwarp(); /* all lanes have read it */
 			if (lane == 0)
 				barrier_arrive(&sh.empty[stage]);
 			if (++stage == l.stages) {
