@@ -318,9 +318,7 @@ static int attention(struct ref_gpu *g, uint32_t layer, uint32_t n)
 	io.q = g->q;
 	io.out = g->attn;
 	if (!err)
-		err = kvt_batch_write(g->batch, attn.k_plane, &k);
-	if (!err)
-		err = kvt_batch_write(g->batch, attn.v_plane, &v);
+		err = kvt_batch_write_kv(g->batch, attn.k_plane, &k, attn.v_plane, &v);
 	return err ? err : kvt_batch_attend(g->batch, &attn, &io);
 }
 
