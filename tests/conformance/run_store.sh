@@ -66,6 +66,30 @@ printf 'x' | dd of="$dir/kept.256/slots" bs=1 seek=5000 conv=notrunc 2>/dev/null
 run --store "$dir/kept.256" --logits "$dir/logits" >/dev/null || exit 1
 cmp "$dir/logits" "$dir/cold" || complain "a changed byte on disk: other bytes"
 
+# a short prompt takes nothing from what a longer one has left there
+head -c 2000 "$model/heldout.txt" >"$dir/prompt"
+run --store "$dir/kept.long" >/dev/null || exit 1
+printf 'Hi' >"$dir/prompt"
+run --store "$dir/kept.long" >/dev/null || exit 1
+"$KVT_BUILD/kvtier" store verify "$dir/kept.long" >"$dir/text" || complain "behind a short prompt: $(cat "$dir/text")"
+head -c 2000 "$model/heldout.txt" >"$dir/prompt"
+run --store "$dir/kept.long" --stats "$dir/stats" >/dev/null || exit 1
+[ "$(field cached_tokens)" = 2000 ] || complain "behind a short prompt $(field cached_tokens) of 2001 tokens were cached"
+
+# the prompt is kept before anything is generated: whoever is killed meanwhile leaves it
+head -c 690 "$model/heldout.txt" >"$dir/prompt"
+"$KVT_BUILD/kvtier" run --model "$model" --prompt-file "$dir/prompt" --block-bytes 16K --store "$dir/killed" \
+	--max-tokens 20000 >"$dir/text" 2>/dev/null &
+pid=$!
+for _ in $(seq 300); do
+	[ "$(wc -c <"$dir/text")" -lt 200 ] || break
+	sleep 0.1
+done
+kill -9 $pid
+wait $pid 2>/dev/null
+run --store "$dir/killed" --stats "$dir/stats" >/dev/null || exit 1
+[ "$(field cached_tokens)" -ge 640 ] || complain "after kill -9 $(field cached_tokens) of 691 tokens were cached"
+
 # what does not fit is refused by name
 refuses() {
 	word=$1

@@ -294,6 +294,23 @@ START_TEST(bad_calls_change_nothing)
 	a.family = KVT_ATTN_EXACT;
 	item.n = 1001;
 	ck_assert_int_eq(kvt_attend(cache, &a, &item, 1), -ERANGE);
+	/* distances that wrap, and places that are none */
+	item.n = 2;
+	a.out_stride = (1ull << 62) - 256;
+	ck_assert_int_eq(kvt_attend(cache, &a, &item, 1), -EINVAL);
+	a.out_stride = 0;
+	a.q_stride = UINT64_MAX;
+	ck_assert_int_eq(kvt_attend(cache, &a, &item, 1), -EINVAL);
+	a.q_stride = 0;
+	rows.stride = UINT64_MAX - 511;
+	ck_assert_int_eq(kvt_seq_write(one, 0, 0, 2, &rows), -EINVAL);
+	ck_assert_int_eq(kvt_seq_read(one, 0, 0, 2, &rows), -EINVAL);
+	ck_assert_int_eq(kvt_attend(cache, &a, NULL, 1), -EINVAL);
+	ck_assert_int_eq(kvt_seq_create(cache, NULL), -EINVAL);
+	ck_assert_int_eq(kvt_seq_fork(one, 1, NULL), -EINVAL);
+	ck_assert_int_eq(kvt_seq_tokens(one, 0, 1, NULL), -EINVAL);
+	ck_assert_int_eq(kvt_seq_borrow(one, 0, 0, NULL), -EINVAL);
+	ck_assert_int_eq(kvt_cache_stats_json(cache, NULL, 10), -EINVAL);
 	item.seq = NULL;
 	ck_assert_int_eq(kvt_attend(cache, &a, &item, 1), -EINVAL);
 

@@ -65,6 +65,14 @@ static int check_attn(struct kvt_cache *c, const struct kvt_attn *a, bool raw, s
 	return 0;
 }
 
+static int check_strides(const struct kvt_attend_call *call, uint64_t n)
+{
+	if (kvt_stride_fits(n * sizeof(float), call->q_stride) && kvt_stride_fits(n * sizeof(float), call->out_stride))
+		return 0;
+	return kvt_fail(-EINVAL, "attention: %llu queries, %llu and %llu elements apart, are beyond memory", (unsigned long long)n,
+			(unsigned long long)call->q_stride, (unsigned long long)call->out_stride);
+}
+
 /*
  * Layers are attended to in the same order at every step: what followed this
  * pair last time will be read next, and its first blocks may load meanwhile.
@@ -98,6 +106,8 @@ int kvt_attend(struct kvt_cache *c, const struct kvt_attn *attn, const struct kv
 
 	if (!ret)
 		ret = check_attn(c, &a, false, &call);
+	if (!ret && n_items && !items)
+		ret = kvt_fail(-EINVAL, "attention: %u items, but items is NULL", n_items);
 	if (ret)
 		return ret;
 	for (uint32_t i = 0; i < n_items; i++) {
@@ -111,6 +121,9 @@ int kvt_attend(struct kvt_cache *c, const struct kvt_attn *attn, const struct kv
 		if (it->first > it->seq->len || it->n > it->seq->len - it->first)
 			return kvt_fail(-ERANGE, "attention: item %u: positions %u to %llu of a sequence of %u tokens", i,
 					it->first, (unsigned long long)it->first + it->n, it->seq->len);
+		ret = check_strides(&call, it->n);
+		if (ret)
+			return ret;
 	}
 	next = learn_order(c, &a, &next_v);
 	for (uint32_t i = 0; i < n_items && !ret; i++) {
@@ -156,7 +169,11 @@ int kvt_attend_mask(struct kvt_cache *c, const struct kvt_attn *attn, const stru
 				(unsigned long long)k->rows, (unsigned long long)v->rows);
 	if (!m.q || !m.out || m.reserved)
 		return kvt_fail(-EINVAL, "attention: q or out is missing, or reserved is %u", m.reserved);
-	if (m.mask && (m.mask_stride < m.n_rows || (m.mask_type != KVT_F32 && m.mask_type != KVT_F16)))
+	ret = check_strides(&call, m.n);
+	if (ret)
+		return ret;
+	if (m.mask && (m.mask_stride < m.n_rows || !kvt_stride_fits((uint64_t)m.n * sizeof(float), m.mask_stride) ||
+		       (m.mask_type != KVT_F32 && m.mask_type != KVT_F16)))
 		return kvt_fail(-EINVAL, "attention: mask of stride %llu over %llu rows, type %u (f32 or f16)",
 				(unsigned long long)m.mask_stride, (unsigned long long)m.n_rows, m.mask_type);
 	call.shape.mask_type = m.mask_type;

@@ -440,6 +440,8 @@ int kvt_batch_step(struct kvt_batch *b, const uint32_t *counts, const uint32_t *
 
 	if (!b->n)
 		return kvt_fail(-EINVAL, "a step of a batch without sequences: attach some");
+	if (!counts)
+		return kvt_fail(-EINVAL, "a step: how many tokens each of %u sequences gets is not said", b->n);
 	for (seq = 0; seq < b->n; seq++) {
 		if (counts[seq] > b->max_tokens - total)
 			return kvt_fail(-EINVAL, "a step of more tokens than the batch's max_tokens, %u", b->max_tokens);
@@ -498,7 +500,7 @@ static int extend_plane(struct kvt_batch *b, uint32_t plane, const struct kvt_ro
 
 	if (!p)
 		return -EINVAL;
-	ret = kvt_rows_check(p, src, &rows);
+	ret = kvt_rows_check(p, src, b->total, &rows);
 	if (ret)
 		return ret;
 	*extend = (struct kvt_extend_plane){
@@ -575,6 +577,9 @@ static int attend_args(struct kvt_batch *b, const struct kvt_attn *a, const stru
 	if ((io->q_stride && io->q_stride < q_row) || (io->out_stride && io->out_stride < out_row))
 		return kvt_fail(-EINVAL, "attention: strides of %llu and %llu bytes, tokens take %u and %u",
 				(unsigned long long)io->q_stride, (unsigned long long)io->out_stride, q_row, out_row);
+	if (!kvt_stride_fits(b->total, io->q_stride) || !kvt_stride_fits(b->total, io->out_stride))
+		return kvt_fail(-EINVAL, "attention: %u tokens, %llu and %llu bytes apart, are beyond memory", b->total,
+				(unsigned long long)io->q_stride, (unsigned long long)io->out_stride);
 	*args = (struct kvt_attend_args){
 		.q = io->q, .out = io->out, .q_stride = io->q_stride ? io->q_stride : q_row,
 		.out_stride = io->out_stride ? io->out_stride : out_row,

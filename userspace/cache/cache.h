@@ -84,7 +84,13 @@ int kvt_cache_create_on(const struct kvt_cache_params *params, struct kvt_host *
 			struct kvt_cache **cache);
 
 /* The rows of caller's memory checked against a plane, with stride filled in. */
-int kvt_rows_check(const struct kvt_plane *plane, const struct kvt_rows *rows, struct kvt_rows *checked);
+int kvt_rows_check(const struct kvt_plane *plane, const struct kvt_rows *rows, uint64_t n, struct kvt_rows *checked);
+
+/* @n rows, @stride bytes apart, are places that addresses can name. */
+static inline bool kvt_stride_fits(uint64_t n, uint64_t stride)
+{
+	return !n || stride <= INT64_MAX / n;
+}
 
 /* Read rows [first, first + n) through a table into @dst (checked). */
 int kvt_table_read(struct kvt_cache *cache, const struct kvt_plane *plane, const uint32_t *table, uint64_t first,

@@ -37,7 +37,7 @@ int kvt_plane_write(struct kvt_cache *c, uint32_t plane, const uint64_t *rows, u
 
 	if (!p)
 		return -EINVAL;
-	ret = kvt_rows_check(p, src, &from);
+	ret = kvt_rows_check(p, src, n, &from);
 	for (uint32_t i = 0; i < n && !ret; i++)
 		ret = check_range(p, rows[i], 1);
 	for (uint32_t i = 0; i < n && !ret; i += run) {
@@ -61,7 +61,7 @@ int kvt_plane_read(struct kvt_cache *c, uint32_t plane, uint64_t first, uint32_t
 		return -EINVAL;
 	ret = check_range(p, first, n);
 	if (!ret)
-		ret = kvt_rows_check(p, dst, &to);
+		ret = kvt_rows_check(p, dst, n, &to);
 	if (!ret)
 		ret = kvt_table_read(c, p, p->table, first, n, &to);
 	return ret;

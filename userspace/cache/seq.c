@@ -67,6 +67,8 @@ int kvt_seq_create(struct kvt_cache *c, struct kvt_seq **seq)
 {
 	struct kvt_seq *s = NULL;
 
+	if (!c || !seq)
+		return kvt_fail(-EINVAL, "a sequence: no cache, or nowhere to put it");
 	pthread_mutex_lock(&c->lock);
 	for (uint32_t i = 0; i < c->max_seqs && (!s || s->alive); i++)
 		if (!c->seqs[i].alive || (!s && c->seqs[i].recovered))
@@ -106,6 +108,8 @@ int kvt_seq_fork(struct kvt_seq *seq, uint32_t tokens, struct kvt_seq **fork)
 	struct kvt_seq *f;
 	int ret = kvt_seq_idle(seq);
 
+	if (!ret && !fork)
+		ret = kvt_fail(-EINVAL, "a fork: nowhere to put it");
 	if (!ret)
 		ret = check_range(seq, 0, tokens);
 	if (ret)
@@ -182,6 +186,8 @@ int kvt_seq_tokens(const struct kvt_seq *seq, uint32_t first, uint32_t n, uint32
 
 	if (!ret)
 		ret = check_range(seq, first, n);
+	if (!ret && n && !tokens)
+		ret = kvt_fail(-EINVAL, "a sequence's tokens: nowhere to put %u of them", n);
 	if (!ret && n)
 		memcpy(tokens, seq->tokens + first, n * sizeof(uint32_t));
 	return ret;
@@ -195,7 +201,7 @@ static int check_rows(const struct kvt_seq *seq, uint32_t plane, uint32_t first,
 
 	if (!ret)
 		ret = check_range(seq, first, n);
-	return ret ? ret : kvt_rows_check(p, rows, checked);
+	return ret ? ret : kvt_rows_check(p, rows, n, checked);
 }
 
 int kvt_seq_write(struct kvt_seq *seq, uint32_t plane, uint32_t first, uint32_t n, const struct kvt_rows *src)
@@ -239,6 +245,8 @@ int kvt_seq_borrow(struct kvt_seq *seq, uint32_t plane, uint32_t index, struct k
 	if (!p)
 		return -EINVAL;
 	ret = kvt_seq_idle(seq);
+	if (!ret && !borrow)
+		ret = kvt_fail(-EINVAL, "a borrowed block: nowhere to say where it is");
 	if (ret)
 		return ret;
 	if ((uint64_t)index * p->geom.block_rows >= seq->len)

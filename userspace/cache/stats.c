@@ -106,10 +106,13 @@ int64_t kvt_cache_stats_json(struct kvt_cache *c, char *buf, size_t bytes)
 	struct kvt_stats st = KVT_INIT(st);
 	struct kvt_device_rates rates;
 	struct kvt_file_info info;
-	json_t *root, *tiers = json_object();
+	json_t *root, *tiers;
 	char *text;
 	size_t n;
 
+	if (bytes && !buf)
+		return kvt_fail(-EINVAL, "statistics: nowhere to put %zu bytes", bytes);
+	tiers = json_object();
 	kvt_cache_stats(c, &st);
 	kvt_store_io_info(c->store, &info);
 	for (uint32_t t = 0; t < KVT_TIERS; t++)

@@ -8,7 +8,7 @@
 #include "base/err.h"
 #include "codec/codec.h"
 
-int kvt_rows_check(const struct kvt_plane *plane, const struct kvt_rows *rows, struct kvt_rows *checked)
+int kvt_rows_check(const struct kvt_plane *plane, const struct kvt_rows *rows, uint64_t n, struct kvt_rows *checked)
 {
 	uint64_t row;
 
@@ -25,6 +25,9 @@ int kvt_rows_check(const struct kvt_plane *plane, const struct kvt_rows *rows, s
 	if (rows->stride && rows->stride < row)
 		return kvt_fail(-EINVAL, "rows: stride is %llu bytes, a row takes %llu", (unsigned long long)rows->stride,
 				(unsigned long long)row);
+	if (!kvt_stride_fits(n, rows->stride))
+		return kvt_fail(-EINVAL, "rows: %llu of them, %llu bytes apart, are beyond memory", (unsigned long long)n,
+				(unsigned long long)rows->stride);
 	*checked = *rows;
 	if (!rows->stride)
 		checked->stride = row;

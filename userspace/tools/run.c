@@ -5,11 +5,13 @@
  */
 #include <errno.h>
 #include <jansson.h>
+#include <limits.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -208,6 +210,17 @@ static int choose_gpu_budgets(const struct run *r, uint64_t all, struct kvt_cach
 	return 0;
 }
 
+/* Bytes of the slots that a directory has already: a short prompt is no reason to give some back. */
+static uint64_t kept_bytes(const char *dir)
+{
+	char path[PATH_MAX];
+	struct stat st;
+
+	if (snprintf(path, sizeof(path), "%s/slots", dir) >= (int)sizeof(path) || stat(path, &st) || st.st_size < 0)
+		return 0;
+	return (uint64_t)st.st_size;
+}
+
 /* What was not given: everything in RAM if that is a quarter of the machine's at most; and room on disk for all. */
 static int choose_budgets(const struct run *r, uint64_t all, struct kvt_cache_params *p)
 {
@@ -225,6 +238,8 @@ static int choose_budgets(const struct run *r, uint64_t all, struct kvt_cache_pa
 	}
 	p->disk_bytes = o->untiered || (r->on_gpu && o->disk == RUN_UNSET && !o->store) ? 0 :
 			o->disk != RUN_UNSET ? o->disk : (o->store ? KEPT_PROMPTS * all : all) + SPARE_SLOTS * o->block;
+	if (o->store && o->disk == RUN_UNSET && kept_bytes(o->store) > p->disk_bytes)
+		p->disk_bytes = kept_bytes(o->store);
 	if (o->store) {
 		/* as many chunks as the directory can hold, and the tails of some prompts */
 		chunks = p->disk_bytes / (p->n_planes * o->block) + KEPT_PROMPTS * 8;
@@ -549,6 +564,10 @@ static int run(struct run *r)
 	begin = now();
 	err = prefill(r);
 	r->prefill_s = now() - begin;
+	if (!err && r->o.store) { /* now, for the rest may be interrupted */
+		ref_engine_rest(r->engine);
+		err = keep(r);
+	}
 	begin = now();
 	if (!err)
 		err = generate(r);
