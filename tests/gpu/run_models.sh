@@ -3,14 +3,19 @@
 # kvtier run --backend cuda on a machine with a GPU: the same logits wherever blocks are and however a prompt is cut, close
 # to the CPU's, and the answers that the demo model knows. For a bare machine: needs bash, coreutils and python3.
 #
-#	run_models.sh KVTIER DEMO [STORIES [PROMPTS]]
+#	run_models.sh [KVTIER DEMO [STORIES [PROMPTS]]]
 #
+# Without arguments: what the build and the source have; skipped where there is no GPU, or no kernels in the build.
 # DEMO: tests/data/kvt-demo. STORIES: a directory of stories260K, heads of 8 elements. PROMPTS: how many of
 # 12, of 4K tokens and of 32K.
 set -u
-kvtier=$1
-demo=$2
+kvtier=${1:-$KVT_BUILD/kvtier}
+demo=${2:-$KVT_SOURCE/tests/data/kvt-demo}
 stories=${3:-}
+if [ $# = 0 ]; then
+	out=$("$kvtier" run --model "$demo" --prompt x --max-tokens 1 --backend cuda 2>&1 >/dev/null) || { echo "$out"; exit 77; }
+	[ ! -d "${KVT_INPUTS:-}/models/stories260K-hf" ] || stories=$KVT_INPUTS/models/stories260K-hf
+fi
 prompts=${4:-12}
 dir=$(mktemp -d)
 export TMPDIR=$dir
