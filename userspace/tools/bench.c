@@ -481,7 +481,7 @@ int cmd_bench(int argc, char **argv)
 		while (k < sizeof(names) / sizeof(names[0]) && strcmp(argv[i], names[k]))
 			k++;
 		if (k == sizeof(names) / sizeof(names[0]))
-			return tool_usage_error("bench", "'%s' is not decode, prefill, stream, placement or digest", argv[i]);
+			return tool_usage_error("bench", "'%s' is not decode, prefill, stream, placement or digest; gpu and load are run alone", argv[i]);
 	}
 	b.rows = json_array();
 	if (!b.json)
