@@ -9,13 +9,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "codec/codec.h"
 #include "gpu/gpu.h"
 #include "gpu/kernels.h"
 #include "gpu/mock.h"
+#include "lib/gpu_there.h"
 
 #define MEMORY (4ull << 20)
 
@@ -1100,26 +1100,6 @@ START_TEST(cpu_tells_of_a_wrong_free)
 }
 END_TEST
 
-/* In a child: CUDA does not survive the fork() that comes before each case. */
-static bool cuda_is_there(void)
-{
-	pid_t child;
-	int status;
-
-	fflush(NULL);
-	child = fork();
-	if (!child) {
-		status = open_cuda();
-		if (status)
-			printf("cuda: not tested: %s\n", kvt_last_error());
-		else
-			printf("cuda: %s\n", g->description);
-		fflush(stdout);
-		_exit(status == -ENODEV ? 77 : 0); /* another error is the cases' to find */
-	}
-	return child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 77;
-}
-
 int main(void)
 {
 	Suite *s = suite_create("gpu");
@@ -1127,7 +1107,7 @@ int main(void)
 	SRunner *r = srunner_create(s);
 	int failed;
 
-	n_backends -= !cuda_is_there();
+	n_backends -= !gpu_is_there();
 #define ADD(name) tcase_add_loop_test(t, name, 0, n_backends)
 	tcase_set_timeout(t, 60);
 	ADD(alloc_is_aligned_and_distinct);

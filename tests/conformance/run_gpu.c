@@ -11,11 +11,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "cache/batch.h"
 #include "gpu/mock.h"
+#include "lib/gpu_there.h"
 #include "lib/ref_run.h"
 #include "lib/rounds.h"
 
@@ -495,24 +495,6 @@ START_TEST(demo_reference)
 }
 END_TEST
 
-/* In a child: CUDA does not survive the fork() that comes before each case. */
-static bool cuda_is_there(void)
-{
-	pid_t child;
-	int status;
-
-	fflush(NULL);
-	child = fork();
-	if (!child) {
-		status = open_cuda(&gpu);
-		if (status)
-			printf("cuda: not tested: %s\n", kvt_last_error());
-		fflush(stdout);
-		_exit(status == -ENODEV ? 77 : 0);
-	}
-	return child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 77;
-}
-
 int main(void)
 {
 	Suite *s = suite_create("run_gpu");
@@ -520,7 +502,7 @@ int main(void)
 	SRunner *r = srunner_create(s);
 	int failed;
 
-	n_backends -= !cuda_is_there();
+	n_backends -= !gpu_is_there();
 	tcase_set_timeout(t, 300);
 	tcase_add_loop_test(t, a_single_token_has_the_cpus_bits, 0, 4 * n_backends);
 	tcase_add_loop_test(t, same_bits, 0, 4 * n_backends);

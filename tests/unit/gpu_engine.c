@@ -8,12 +8,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "engines/ref/engine.h"
 #include "gpu/engine.h"
 #include "gpu/mock.h"
+#include "lib/gpu_there.h"
 #include "lib/rounds.h"
 
 #define OK(call) ck_assert_msg((call) == 0, "%s: %s", #call, kvt_last_error())
@@ -295,25 +295,6 @@ START_TEST(turned_heads)
 }
 END_TEST
 
-/* In a child: CUDA does not survive the fork() that comes before each case. */
-static bool cuda_is_there(void)
-{
-	struct kvt_gpu *cuda;
-	pid_t child;
-	int status;
-
-	fflush(NULL);
-	child = fork();
-	if (!child) {
-		status = open_cuda(&cuda);
-		if (status)
-			printf("cuda: not tested: %s\n", kvt_last_error());
-		fflush(stdout);
-		_exit(status == -ENODEV ? 77 : 0);
-	}
-	return child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 77;
-}
-
 int main(void)
 {
 	Suite *s = suite_create("gpu_engine");
@@ -321,7 +302,7 @@ int main(void)
 	SRunner *r = srunner_create(s);
 	int failed;
 
-	n_backends -= !cuda_is_there();
+	n_backends -= !gpu_is_there();
 	tcase_set_timeout(t, 120);
 	tcase_add_loop_test(t, products, 0, 3 * n_backends);
 	tcase_add_loop_test(t, embeddings, 0, n_backends);
