@@ -801,7 +801,7 @@ static void check_graph(uint32_t largest)
 int gpu_attend_check(struct kvt_gpu *gpu, uint64_t seed, bool for_gpu)
 {
 	int cases = for_gpu ? 250 : (int)test_rounds(20, 6, 3);
-	uint32_t rows = for_gpu ? 2100 : 1100;
+	uint32_t rows = for_gpu ? 2100 : test_rounds(1100, 1100, 600);
 
 	g = gpu;
 	large = for_gpu;
