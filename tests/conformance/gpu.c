@@ -15,7 +15,7 @@
 #include "gpu/gpu.h"
 #include "gpu/kernels.h"
 #include "gpu/mock.h"
-#include "lib/gpu_there.h"
+#include "lib/gpu_backends.h"
 
 #define MEMORY (4ull << 20)
 

@@ -15,56 +15,15 @@
 
 #include "cache/batch.h"
 #include "gpu/mock.h"
-#include "lib/gpu_there.h"
+#include "lib/gpu_backends.h"
 #include "lib/ref_run.h"
 #include "lib/rounds.h"
 
 #define OK(call) ck_assert_msg((call) == 0, "%s: %s", #call, kvt_last_error())
 #define DEMO_VOCAB 260
 
-static int open_cpu(struct kvt_gpu **gpu)
-{
-	return kvt_gpu_cpu_open_limit(0, 512 << 20, gpu);
-}
-
-static int open_mock(struct kvt_gpu **gpu)
-{
-	return kvt_mock_open(64 << 20, gpu);
-}
-
-static int open_late_mock(struct kvt_gpu **gpu)
-{
-	int ret = kvt_mock_open(64 << 20, gpu);
-
-	if (!ret) {
-		kvt_mock_delay(*gpu, UINT64_MAX);
-		kvt_mock_reorder(*gpu, 5);
-	}
-	return ret;
-}
-
-static int open_cuda(struct kvt_gpu **gpu)
-{
-	return kvt_gpu_cuda_open(0, gpu);
-}
-
-static int (*const backends[])(struct kvt_gpu **) = { open_cpu, open_mock, open_late_mock, open_cuda };
-static int n_backends = 4;
+static int n_backends;
 static struct kvt_gpu *gpu;
-
-static bool is_mock(int i)
-{
-	return backends[i] == open_mock || backends[i] == open_late_mock;
-}
-
-static void close_gpu(int i)
-{
-	if (is_mock(i)) {
-		ck_assert_str_eq(kvt_mock_fault(gpu), "");
-		ck_assert_uint_eq(kvt_mock_alive(gpu), 0);
-	}
-	gpu->ops->close(gpu);
-}
 
 /* ---- a model of random weights ---- */
 
@@ -179,7 +138,7 @@ START_TEST(a_single_token_has_the_cpus_bits)
 	const uint32_t vocab = m->config.vocab;
 
 	clear_queries(m);
-	OK(backends[backend](&gpu));
+	OK(gpu_backend_open(backend, &gpu));
 	for (uint32_t id = 0; id < vocab; id += test_rounds(9, 31, 31)) {
 		float *want = ref_run(m, &cpu, &id, 1, 1, NULL, NULL), *got = run(m, how, &id, 1, 1);
 
@@ -189,7 +148,7 @@ START_TEST(a_single_token_has_the_cpus_bits)
 		free(got);
 	}
 	ref_model_free(m);
-	close_gpu(backend);
+	gpu_backend_close(backend, gpu);
 }
 END_TEST
 
@@ -214,7 +173,7 @@ START_TEST(same_bits)
 	uint32_t ids[PROMPT];
 	float *want, *got;
 
-	OK(backends[backend](&gpu));
+	OK(gpu_backend_open(backend, &gpu));
 	for (uint32_t i = 0; i < PROMPT; i++)
 		ids[i] = next() % m->config.vocab;
 	want = run(m, plain, ids, PROMPT, NEW);
@@ -233,7 +192,7 @@ START_TEST(same_bits)
 	}
 	free(want);
 	ref_model_free(m);
-	close_gpu(backend);
+	gpu_backend_close(backend, gpu);
 }
 END_TEST
 
@@ -302,7 +261,7 @@ START_TEST(a_token_waits_once_and_allocates_nothing)
 	const float *logits;
 	struct rig r;
 
-	OK(backends[_i](&gpu));
+	OK(gpu_backend_open(_i, &gpu));
 	OK(make(&r, 64 * 4096, 0, 40));
 	OK(ref_forward(r.engine, r.seq, ids, 40, 1, &logits));
 	OK(ref_forward(r.engine, r.seq, ids, 1, 1, &logits)); /* captured */
@@ -324,7 +283,7 @@ START_TEST(a_token_waits_once_and_allocates_nothing)
 	ck_assert_uint_eq(kvt_mock_count(gpu, KVT_MOCK_capture_begin), 1);
 	ref_engine_rest(r.engine);
 	unmake(&r);
-	close_gpu(_i);
+	gpu_backend_close(_i, gpu);
 }
 END_TEST
 
@@ -337,7 +296,7 @@ START_TEST(sequences_take_turns)
 	float want[77];
 	struct rig r;
 
-	OK(backends[_i](&gpu));
+	OK(gpu_backend_open(_i, &gpu));
 	OK(make(&r, 64 * 4096, 64 * 4096, 60));
 	vocab = r.m->config.vocab;
 	for (uint32_t i = 0; i < 60; i++)
@@ -358,7 +317,7 @@ START_TEST(sequences_take_turns)
 	ck_assert_uint_eq(kvt_seq_len(r.seq), 60);
 	OK(kvt_seq_truncate(r.seq, 0));
 	unmake(&r);
-	close_gpu(_i);
+	gpu_backend_close(_i, gpu);
 }
 END_TEST
 
@@ -377,15 +336,15 @@ START_TEST(what_does_not_fit_is_refused)
 	OK(kvt_mock_open(memory, &gpu)); /* the allocator's own rounding is in the 4096 */
 	OK(make(&r, 0, 0, 60));
 	unmake(&r);
-	close_gpu(1);
+	gpu_backend_close(1, gpu);
 	OK(kvt_mock_open(memory - 16384, &gpu));
 	ck_assert_int_eq(make(&r, 0, 0, 60), -ENOMEM);
 	ck_assert_msg(strstr(kvt_last_error(), "the model takes ") && strstr(kvt_last_error(), "of weights"), "%s",
 		      kvt_last_error());
 	ck_assert_uint_eq(kvt_mock_count(gpu, KVT_MOCK_host_alloc), 0);
 	unmake(&r);
-	close_gpu(1);
-	OK(open_mock(&gpu));
+	gpu_backend_close(1, gpu);
+	OK(gpu_backend_open(GPU_MOCK, &gpu));
 	OK(make(&r, 3 * 4096, 0, 60)); /* a block for each plane: 64 tokens */
 	OK(ref_forward(r.engine, r.seq, ids, 60, 1, &logits));
 	len = kvt_seq_len(r.seq);
@@ -393,7 +352,7 @@ START_TEST(what_does_not_fit_is_refused)
 	ck_assert_uint_eq(kvt_seq_len(r.seq), len);
 	OK(ref_forward(r.engine, r.seq, ids, 4, 1, &logits));
 	unmake(&r);
-	close_gpu(1);
+	gpu_backend_close(1, gpu);
 }
 END_TEST
 
@@ -412,7 +371,7 @@ START_TEST(each_call_fails_once)
 		uint32_t fed = 0;
 		int ret;
 
-		OK(open_mock(&gpu));
+		OK(gpu_backend_open(GPU_MOCK, &gpu));
 		kvt_mock_fail_at(gpu, at, _i ? -ENODEV : -EIO); /* 0: never */
 		ret = make(&r, 16 * 4096, 0, 30);
 		for (int step = 0; !ret && step < 3; step++) {
@@ -431,7 +390,7 @@ START_TEST(each_call_fails_once)
 			ck_assert_uint_eq(kvt_seq_len(r.seq), fed);
 		runs += ret != 0;
 		unmake(&r);
-		close_gpu(1);
+		gpu_backend_close(1, gpu);
 	}
 	ck_assert_uint_gt(runs * step_by, 60);
 }
@@ -459,7 +418,7 @@ static struct ref_model *load_demo(void)
 /* The text that float64 code gave; its logits within what queries and rows of 16 bits cost. On a GPU, or its stand-in. */
 START_TEST(demo_reference)
 {
-	const int backend = n_backends == 4 ? 3 : 0;
+	const int backend = n_backends > GPU_CUDA ? GPU_CUDA : GPU_CPU;
 	const struct ref_how how = { .name = "demo", .codec = KVT_F16, .chunk = 100, .gpu = 8 << 20, .on_gpu = true };
 	struct ref_how there = how;
 	uint32_t ids[257], new_ids[64];
@@ -471,7 +430,7 @@ START_TEST(demo_reference)
 
 	if (test_sanitized())
 		return; /* half a minute without */
-	OK(backends[backend](&gpu));
+	OK(gpu_backend_open(backend, &gpu));
 	there.tier = gpu;
 	m = load_demo();
 	o = json_load_file(data("reference_wide.json"), 0, NULL);
@@ -491,7 +450,7 @@ START_TEST(demo_reference)
 	free(want);
 	json_decref(o);
 	ref_model_free(m);
-	close_gpu(backend);
+	gpu_backend_close(backend, gpu);
 }
 END_TEST
 
@@ -502,7 +461,7 @@ int main(void)
 	SRunner *r = srunner_create(s);
 	int failed;
 
-	n_backends -= !gpu_is_there();
+	n_backends = gpu_backends();
 	tcase_set_timeout(t, 300);
 	tcase_add_loop_test(t, a_single_token_has_the_cpus_bits, 0, 4 * n_backends);
 	tcase_add_loop_test(t, same_bits, 0, 4 * n_backends);

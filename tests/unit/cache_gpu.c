@@ -16,7 +16,7 @@
 #include "cache/batch.h"
 #include "codec/codec.h"
 #include "gpu/mock.h"
-#include "lib/gpu_there.h"
+#include "lib/gpu_backends.h"
 #include "lib/rounds.h"
 
 #define OK(call) ck_assert_msg((call) == 0, "%s: %s", #call, kvt_last_error())
@@ -63,35 +63,7 @@ static void row_of(uint32_t seq, uint32_t plane, uint32_t t, float *row, uint32_
 	}
 }
 
-static int open_cpu(struct kvt_gpu **gpu)
-{
-	return kvt_gpu_cpu_open_limit(0, 64 << 20, gpu);
-}
-
-static int open_mock(struct kvt_gpu **gpu)
-{
-	return kvt_mock_open(64 << 20, gpu);
-}
-
-static int open_late_mock(struct kvt_gpu **gpu)
-{
-	int ret = kvt_mock_open(64 << 20, gpu);
-
-	if (!ret) {
-		kvt_mock_delay(*gpu, UINT64_MAX);
-		kvt_mock_reorder(*gpu, 77);
-	}
-	return ret;
-}
-
-static int open_cuda(struct kvt_gpu **gpu)
-{
-	return kvt_gpu_cuda_open(0, gpu);
-}
-
-static int (*const backends[])(struct kvt_gpu **) = { open_cpu, open_mock, open_late_mock, open_cuda };
-static int n_backends = 4;
-#define MOCK(i) ((i) == 1 || (i) == 2)
+static int n_backends;
 
 /* ---- calls that make the host wait, and calls that take memory, of any backend ---- */
 
@@ -195,15 +167,6 @@ static void unmake(struct rig *r)
 	r->gpu->ops->free(r->gpu, r->out);
 }
 
-static void close_gpu(struct kvt_gpu *gpu, bool mock)
-{
-	if (mock) {
-		ck_assert_str_eq(kvt_mock_fault(gpu), "");
-		ck_assert_uint_eq(kvt_mock_alive(gpu), 0);
-	}
-	gpu->ops->close(gpu);
-}
-
 /* A step of sequences that had lens[] tokens, of which the first @planes planes are written. */
 static int step_planes(struct rig *r, const uint32_t *names, uint32_t *lens, const uint32_t *counts, uint32_t n,
 		       uint32_t planes)
@@ -291,7 +254,7 @@ START_TEST(rows_are_what_was_written)
 	struct rig r;
 
 	rng = 0x9E3779B97F4A7C15ull + (uint64_t)_i;
-	OK(backends[_i](&gpu));
+	OK(gpu_backend_open(_i, &gpu));
 	OK(make(&r, gpu, 60, 400, 3));
 	for (int i = 0; i < 3; i++) {
 		OK(kvt_seq_create(r.cache, &seq[i]));
@@ -329,7 +292,7 @@ START_TEST(rows_are_what_was_written)
 	kvt_seq_free(seq[0]); /* detaches */
 	OK(verify(seq[1], names[1], lens[1]));
 	unmake(&r);
-	close_gpu(gpu, MOCK(_i));
+	gpu_backend_close(_i, gpu);
 }
 END_TEST
 
@@ -346,7 +309,7 @@ START_TEST(rows_never_written_are_zeros)
 	float row[ELEMS];
 	struct rig r;
 
-	OK(backends[_i](&gpu));
+	OK(gpu_backend_open(_i, &gpu));
 	OK(make(&r, gpu, 60, 60, 1));
 	OK(kvt_seq_create(r.cache, &seq));
 	OK(kvt_seq_append(seq, NULL, lens[0]));
@@ -363,7 +326,7 @@ START_TEST(rows_never_written_are_zeros)
 		ck_assert(!memcmp(got, t < BLOCK_ROWS + 5 ? zeros : want, ROW));
 	}
 	unmake(&r);
-	close_gpu(gpu, MOCK(_i));
+	gpu_backend_close(_i, gpu);
 }
 END_TEST
 
@@ -377,7 +340,7 @@ START_TEST(forks_go_on_side_by_side)
 	struct kvt_gpu *gpu;
 	struct rig r;
 
-	OK(backends[_i](&gpu));
+	OK(gpu_backend_open(_i, &gpu));
 	OK(make(&r, gpu, 60, 60, 2));
 	OK(kvt_seq_create(r.cache, &seq[0]));
 	write_on_cpu(seq[0], names[0], 0, lens[0]);
@@ -395,7 +358,7 @@ START_TEST(forks_go_on_side_by_side)
 	ck_assert_uint_eq(st.digest_errors, 0);
 	ck_assert_uint_eq(st.blocks_lost, 0);
 	unmake(&r);
-	close_gpu(gpu, MOCK(_i));
+	gpu_backend_close(_i, gpu);
 }
 END_TEST
 
@@ -411,7 +374,7 @@ START_TEST(an_aborted_step_loses_nothing)
 	for (uint32_t planes = 0; planes < 2; planes++) {
 		uint32_t lens[1] = { 0 };
 
-		OK(backends[_i](&gpu));
+		OK(gpu_backend_open(_i, &gpu));
 		OK(make(&r, gpu, 60, 60, 1));
 		OK(kvt_seq_create(r.cache, &seq));
 		OK(kvt_batch_attach(r.batch, &seq, 1));
@@ -434,7 +397,7 @@ START_TEST(an_aborted_step_loses_nothing)
 		ck_assert_uint_eq(st.digest_errors, 0);
 		ck_assert_uint_eq(st.blocks_lost, 0);
 		unmake(&r);
-		close_gpu(gpu, MOCK(_i));
+		gpu_backend_close(_i, gpu);
 	}
 }
 END_TEST
@@ -493,7 +456,7 @@ START_TEST(attention_depends_on_the_rows_alone)
 	uint32_t families;
 	struct rig r;
 
-	OK(backends[_i](&gpu));
+	OK(gpu_backend_open(_i, &gpu));
 	families = gpu->sm && gpu->sm != 90 ? 1 : 2;
 	for (uint32_t family = 0; family < families; family++) {
 		float *want = wants[family];
@@ -516,7 +479,7 @@ START_TEST(attention_depends_on_the_rows_alone)
 	}
 	if (families == 2)
 		ck_assert_msg(memcmp(wants[0], wants[1], sizeof(got)), "both families are one");
-	close_gpu(gpu, MOCK(_i));
+	gpu_backend_close(_i, gpu);
 }
 END_TEST
 
@@ -535,7 +498,7 @@ START_TEST(a_captured_step_serves_later_ones)
 	kvt_graph graph;
 	struct rig r;
 
-	OK(backends[_i](&gpu));
+	OK(gpu_backend_open(_i, &gpu));
 	count_calls(gpu);
 	OK(make(&r, gpu, 100, 0, 1));
 	OK(kvt_seq_create(r.cache, &seq));
@@ -563,14 +526,14 @@ START_TEST(a_captured_step_serves_later_ones)
 			row_of(names[0], plane, lens[0], rows[plane], ELEMS);
 		OK(kvt_batch_wait(r.batch));
 		OK(gpu->ops->copy_h2d(gpu, r.src, rows, sizeof(rows)));
-		if (MOCK(_i))
+		if (gpu_backend_is_mock(_i))
 			kvt_mock_reset(gpu);
 		count_calls(gpu);
 		OK(kvt_batch_step(r.batch, one, NULL));
 		OK(gpu->ops->graph_launch(gpu, graph, kvt_batch_stream(r.batch)));
 		step_waits += waits;
 		step_takes += takes;
-		if (MOCK(_i))
+		if (gpu_backend_is_mock(_i))
 			ck_assert_uint_le(kvt_mock_count(gpu, KVT_MOCK_launch), 2); /* advance, and a table's new block */
 		lens[0]++;
 		ck_assert_uint_eq(kvt_batch_epoch(r.batch), epoch);
@@ -587,7 +550,7 @@ START_TEST(a_captured_step_serves_later_ones)
 	kvt_batch_detach(r.batch);
 	OK(verify(seq, names[0], lens[0]));
 	unmake(&r);
-	close_gpu(gpu, MOCK(_i));
+	gpu_backend_close(_i, gpu);
 }
 END_TEST
 
@@ -669,7 +632,7 @@ START_TEST(a_ring_changes_no_bit)
 	uint32_t lens[2];
 	struct rig r;
 
-	OK(backends[_i](&gpu));
+	OK(gpu_backend_open(_i, &gpu));
 	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
 		OK(make_ring(&r, gpu, ways[w].gpu, ways[w].pinned, 2, ways[w].ring));
 		make_forks(&r, seq, lens);
@@ -685,12 +648,12 @@ START_TEST(a_ring_changes_no_bit)
 		ck_assert_uint_eq(st.digest_errors, 0);
 		if (w < 2)
 			ck_assert_int_eq(st.in_place_bytes > 0, w);
-		if (!_i || MOCK(_i))
+		if (!_i || gpu_backend_is_mock(_i))
 			ck_assert_int_eq(st.streamed_bytes > 0, ways[w].ring > 0);
 		OK(verify(seq[0], 21, lens[0]));
 		unmake(&r);
 	}
-	close_gpu(gpu, MOCK(_i));
+	gpu_backend_close(_i, gpu);
 }
 END_TEST
 
@@ -706,7 +669,7 @@ START_TEST(a_step_moves_what_is_not_resident)
 	uint32_t lens[2];
 	struct rig r;
 
-	OK(backends[_i](&gpu));
+	OK(gpu_backend_open(_i, &gpu));
 	OK(make_ring(&r, gpu, 12, 250, 2, 46)); /* two planes, and a little more */
 	make_forks(&r, seq, lens);
 	OK(kvt_batch_attach(r.batch, seq, 2));
@@ -724,10 +687,10 @@ START_TEST(a_step_moves_what_is_not_resident)
 	OK(kvt_cache_stats(r.cache, &st));
 	ck_assert_uint_eq(st.tier[KVT_TIER_PINNED].blocks, pinned);
 	ck_assert_uint_eq(st.streamed_bytes - streamed + st.in_place_bytes - in_place, STEPS * pinned * 4096);
-	if (!_i || MOCK(_i)) /* a device may find in place faster */
+	if (!_i || gpu_backend_is_mock(_i)) /* a device may find in place faster */
 		ck_assert_uint_ge(st.streamed_bytes - streamed, STEPS * (pinned - 8) * 4096); /* but for the open ones */
 	unmake(&r);
-	close_gpu(gpu, MOCK(_i));
+	gpu_backend_close(_i, gpu);
 }
 END_TEST
 
@@ -764,7 +727,7 @@ START_TEST(moves_beside_decoding_change_no_bit)
 	uint32_t lens[2];
 	struct rig r;
 
-	OK(backends[_i](&gpu));
+	OK(gpu_backend_open(_i, &gpu));
 	for (int beside = 0; beside < 2; beside++) {
 		OK(make_ring(&r, gpu, 110, 250, 2, 46));
 		make_forks(&r, seq, lens);
@@ -787,7 +750,7 @@ START_TEST(moves_beside_decoding_change_no_bit)
 	}
 	ck_assert_uint_gt(m.rounds, 0);
 	ck_assert(!memcmp(want, got, sizeof(want)));
-	close_gpu(gpu, MOCK(_i));
+	gpu_backend_close(_i, gpu);
 }
 END_TEST
 
@@ -804,7 +767,7 @@ START_TEST(what_arrives_damaged_is_refused)
 	int ret;
 
 	for (uint64_t nth = 0; nth < 5; nth++) { /* a round has more copies before its results */
-		OK(open_mock(&gpu));
+		OK(gpu_backend_open(GPU_MOCK, &gpu));
 		OK(make_ring(&r, gpu, 12, 250, 2, 46));
 		make_forks(&r, seq, lens);
 		OK(kvt_batch_attach(r.batch, seq, 2));
@@ -826,7 +789,7 @@ START_TEST(what_arrives_damaged_is_refused)
 		ck_assert_uint_le(refused, nth > 0);
 		total += refused;
 		unmake(&r);
-		close_gpu(gpu, true);
+		gpu_backend_close(GPU_MOCK, gpu);
 	}
 	ck_assert_uint_ge(total, 3);
 }
@@ -845,7 +808,7 @@ START_TEST(damage_does_not_stay)
 	kvt_dptr at;
 
 	for (int damaged = 0; damaged < 2; damaged++) {
-		OK(open_mock(&gpu));
+		OK(gpu_backend_open(GPU_MOCK, &gpu));
 		OK(make_ring(&r, gpu, 12, 250, 2, 200));
 		make_forks(&r, seq, lens);
 		kvt_mock_reset(gpu);
@@ -859,7 +822,7 @@ START_TEST(damage_does_not_stay)
 		IS(damaged ? -EBADMSG : 0, decode(&r, ring_names, lens, 2, 1, damaged ? got[0] : want[0]));
 		OK(decode(&r, ring_names, lens, 2, 1, damaged ? got[1] : want[1]));
 		unmake(&r);
-		close_gpu(gpu, true);
+		gpu_backend_close(GPU_MOCK, gpu);
 	}
 	ck_assert(!memcmp(want[1], got[1], sizeof(want[1])));
 }
@@ -880,7 +843,7 @@ START_TEST(each_call_fails_once_with_a_ring)
 		struct rig r;
 		int ret;
 
-		OK(open_late_mock(&gpu));
+		OK(gpu_backend_open(GPU_LATE_MOCK, &gpu));
 		OK(make_ring(&r, gpu, 12, 250, 2, 46));
 		make_forks(&r, seq, lens);
 		kvt_mock_fail_at(gpu, at, _i ? -ENODEV : -EIO);
@@ -895,7 +858,7 @@ START_TEST(each_call_fails_once_with_a_ring)
 			ck_assert(!memcmp(want, got, sizeof(want)));
 		kvt_batch_detach(r.batch);
 		unmake(&r);
-		close_gpu(gpu, true);
+		gpu_backend_close(GPU_MOCK, gpu);
 	}
 	ck_assert_uint_gt(runs * step_by, 100);
 }
@@ -914,7 +877,7 @@ START_TEST(limits_of_a_ring)
 	uint32_t lens[2];
 	struct rig r;
 
-	OK(open_mock(&gpu));
+	OK(gpu_backend_open(GPU_MOCK, &gpu));
 	OK(make_ring(&r, gpu, 12, 250, 2, 46));
 	make_forks(&r, seq, lens);
 	OK(kvt_batch_attach(r.batch, seq, 2));
@@ -939,7 +902,7 @@ START_TEST(limits_of_a_ring)
 	IS(-ENOMEM, kvt_batch_create(r.cache, &p, &r.batch));
 	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "for its ring"));
 	unmake(&r);
-	close_gpu(gpu, true);
+	gpu_backend_close(GPU_MOCK, gpu);
 }
 END_TEST
 
@@ -952,7 +915,7 @@ START_TEST(a_full_tier_is_an_error)
 	struct rig r;
 	int ret = 0;
 
-	OK(backends[_i](&gpu));
+	OK(gpu_backend_open(_i, &gpu));
 	OK(make(&r, gpu, 20, 0, 1));
 	OK(kvt_seq_create(r.cache, &seq));
 	OK(kvt_batch_attach(r.batch, &seq, 1));
@@ -965,7 +928,7 @@ START_TEST(a_full_tier_is_an_error)
 	OK(verify(seq, names[0], lens[0]));
 	IS(-EINVAL, kvt_batch_step(r.batch, counts, NULL));
 	unmake(&r);
-	close_gpu(gpu, MOCK(_i));
+	gpu_backend_close(_i, gpu);
 }
 END_TEST
 
@@ -983,7 +946,7 @@ START_TEST(each_call_fails_once)
 		struct rig r;
 		int ret;
 
-		OK(open_mock(&gpu));
+		OK(gpu_backend_open(GPU_MOCK, &gpu));
 		OK(make(&r, gpu, 30, 30, 1));
 		OK(kvt_seq_create(r.cache, &seq));
 		write_on_cpu(seq, names[0], 0, 21);
@@ -1007,7 +970,7 @@ START_TEST(each_call_fails_once)
 		OK(kvt_cache_stats(r.cache, &st));
 		ck_assert_uint_eq(st.gpu_lost, kvt_mock_failed(gpu) && _i);
 		unmake(&r);
-		close_gpu(gpu, true);
+		gpu_backend_close(GPU_MOCK, gpu);
 	}
 	ck_assert_uint_gt(runs * step_by, 25);
 }
@@ -1023,7 +986,7 @@ START_TEST(parameters)
 	struct kvt_gpu *gpu;
 	struct rig r;
 
-	OK(open_mock(&gpu));
+	OK(gpu_backend_open(GPU_MOCK, &gpu));
 	OK(make(&r, gpu, 20, 0, 2));
 	OK(kvt_seq_create(r.cache, &seq));
 	both[0] = both[1] = seq;
@@ -1064,7 +1027,7 @@ START_TEST(parameters)
 	kvt_seq_free(seq);
 	IS(-EINVAL, kvt_batch_attach(r.batch, both, 1));
 	unmake(&r);
-	close_gpu(gpu, true);
+	gpu_backend_close(GPU_MOCK, gpu);
 }
 END_TEST
 
@@ -1075,7 +1038,7 @@ int main(void)
 	SRunner *r = srunner_create(s);
 	int failed;
 
-	n_backends -= !gpu_is_there();
+	n_backends = gpu_backends();
 	tcase_set_timeout(t, 300);
 	tcase_add_loop_test(t, rows_are_what_was_written, 0, n_backends);
 	tcase_add_loop_test(t, rows_never_written_are_zeros, 0, n_backends);

@@ -13,7 +13,7 @@
 #include "engines/ref/engine.h"
 #include "gpu/engine.h"
 #include "gpu/mock.h"
-#include "lib/gpu_there.h"
+#include "lib/gpu_backends.h"
 #include "lib/rounds.h"
 
 #define OK(call) ck_assert_msg((call) == 0, "%s: %s", #call, kvt_last_error())
@@ -36,38 +36,13 @@ static float *random_floats(size_t n, float size)
 	return f;
 }
 
-static int open_cpu(struct kvt_gpu **gpu)
-{
-	return kvt_gpu_cpu_open_limit(0, 64 << 20, gpu);
-}
-
-static int open_mock(struct kvt_gpu **gpu)
-{
-	return kvt_mock_open(64 << 20, gpu);
-}
-
-static int open_cuda(struct kvt_gpu **gpu)
-{
-	return kvt_gpu_cuda_open(0, gpu);
-}
-
-static int (*const backends[])(struct kvt_gpu **) = { open_cpu, open_mock, open_cuda };
-static int n_backends = 3;
+static int n_backends;
 static struct kvt_gpu *gpu;
 
 static void open_gpu(int i)
 {
 	seed = 1;
-	OK(backends[i](&gpu));
-}
-
-static void close_gpu(int i)
-{
-	if (backends[i] == open_mock) {
-		ck_assert_str_eq(kvt_mock_fault(gpu), "");
-		ck_assert_uint_eq(kvt_mock_alive(gpu), 0);
-	}
-	gpu->ops->close(gpu);
+	OK(gpu_backend_open(i, &gpu));
 }
 
 static kvt_dptr up(const void *data, size_t bytes)
@@ -214,7 +189,7 @@ START_TEST(products)
 
 			check_product(&p);
 		}
-	close_gpu(backend);
+	gpu_backend_close(backend, gpu);
 }
 END_TEST
 
@@ -247,7 +222,7 @@ START_TEST(embeddings)
 	gpu->ops->free(gpu, args.w);
 	ref_matrix_free(&w);
 	free(row);
-	close_gpu(_i);
+	gpu_backend_close(_i, gpu);
 }
 END_TEST
 
@@ -291,7 +266,7 @@ START_TEST(turned_heads)
 		free(got_q);
 		free(got_qkv);
 	}
-	close_gpu(_i);
+	gpu_backend_close(_i, gpu);
 }
 END_TEST
 
@@ -302,7 +277,7 @@ int main(void)
 	SRunner *r = srunner_create(s);
 	int failed;
 
-	n_backends -= !gpu_is_there();
+	n_backends = gpu_backends();
 	tcase_set_timeout(t, 120);
 	tcase_add_loop_test(t, products, 0, 3 * n_backends);
 	tcase_add_loop_test(t, embeddings, 0, n_backends);

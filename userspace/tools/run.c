@@ -21,6 +21,7 @@
 #include "engines/ref/engine.h"
 #include "kvtier-arena.h"
 #include "runtime/loader.h"
+#include "store/journal.h"
 #include "tools/measure.h"
 #include "tools/outfile.h"
 #include "tools/run_options.h"
@@ -216,7 +217,7 @@ static uint64_t kept_bytes(const char *dir)
 	char path[PATH_MAX];
 	struct stat st;
 
-	if (snprintf(path, sizeof(path), "%s/slots", dir) >= (int)sizeof(path) || stat(path, &st) || st.st_size < 0)
+	if (snprintf(path, sizeof(path), "%s/" KVT_DIR_SLOTS, dir) >= (int)sizeof(path) || stat(path, &st) || st.st_size < 0)
 		return 0;
 	return (uint64_t)st.st_size;
 }
