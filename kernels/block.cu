@@ -3,6 +3,7 @@
  * What happens to blocks as bytes: their digest, their copies, rows appended to
  * them. Arguments and twins: userspace/gpu/kernels.h, twins.c; the same bits.
  */
+#include "early.cuh"
 #include "gpu/kernels.h"
 #include "half.cuh"
 #include "xxh3.cuh"
@@ -233,6 +234,8 @@ template <int SRC, int DST> static __device__ void append_rows(const struct kvt_
 
 extern "C" __global__ void __launch_bounds__(1024) block_append(const struct kvt_append_args a)
 {
+	let_next_begin();
+	wait_for_earlier();
 	EACH_PAIR(a, append_rows, a)
 }
 
@@ -290,9 +293,11 @@ extern "C" __global__ void __launch_bounds__(128) block_extend(const __grid_cons
 {
 	__shared__ uint64_t secret[XXH3_SECRET_WORDS];
 
+	let_next_begin();
 	if (threadIdx.x < XXH3_SECRET_WORDS)
 		secret[threadIdx.x] = xxh3_secret[threadIdx.x];
 	__syncthreads();
+	wait_for_earlier();
 	EACH_PAIR(a.plane[blockIdx.y], extend_rows, a, a.plane[blockIdx.y], secret)
 }
 

@@ -966,6 +966,83 @@ CASE(a_graph_replays_a_launch)
 	g->ops->free(g, d_at);
 }
 
+/*
+ * Early launches behind each other and behind others, put on a stream and in a
+ * graph: each sees all that is before it. A row goes through a chain of places.
+ */
+CASE(early_launches_keep_their_order)
+{
+	enum { N = 40, BYTES = 4096 };
+	static uint8_t in[BYTES], out[BYTES];
+	uint64_t at[N + 1];
+	uint32_t zero = 0;
+	kvt_dptr data = device((N + 1) * BYTES), d_at, d_zero = upload(&zero, 4);
+	struct kvt_append_args a = { .src_stride = BYTES, .rows = d_zero, .n = 1, .elements = BYTES / 4 };
+	void *args[] = { &a };
+	const kvt_kernel k = kernel("append");
+	kvt_graph graph = 0;
+	kvt_stream s;
+
+	for (int i = 0; i <= N; i++)
+		at[i] = data + (uint64_t)i * BYTES;
+	d_at = upload(at, sizeof(at));
+	OK(g->ops->stream_create(g, &s));
+	for (int round = 0; round < 6; round++) {
+		randomise(in, BYTES);
+		OK(g->ops->copy_h2d(g, data, in, BYTES));
+		if (round == 2)
+			OK(g->ops->capture_begin(g, s));
+		if (round <= 2) {
+			for (int i = 0; i < N; i++) {
+				a.src = at[i];
+				a.blocks = d_at + 8ull * (i + 1);
+				OK((i % 7 == 3 ? g->ops->launch : g->ops->launch_early)(g, k, grid, block, 0, s, args, 1));
+			}
+		}
+		if (round == 2)
+			OK(g->ops->capture_end(g, s, &graph));
+		if (round >= 2) {
+			OK(g->ops->graph_launch(g, graph, s));
+			if (round == 4)
+				OK(g->ops->graph_launch(g, graph, s));
+		}
+		OK(g->ops->copy_d2h_async(g, out, data + N * BYTES, BYTES, s));
+		OK(g->ops->stream_sync(g, s));
+		ck_assert(!memcmp(in, out, BYTES));
+	}
+	g->ops->graph_destroy(g, graph);
+}
+
+/* A kernel that does not wait is launched behind what is before it; wrong launches are refused as others. */
+CASE(what_does_not_wait_is_not_early)
+{
+	enum { BYTES = 1 << 20 };
+	static uint8_t in[BYTES], out[BYTES];
+	kvt_dptr from = device(BYTES), middle = device(BYTES), to = device(BYTES), d_from, d_middle, d_to;
+	const uint64_t at[3] = { from, middle, to };
+	struct kvt_copy_args a = { .n = 1, .bytes = BYTES };
+	void *args[] = { &a };
+	const kvt_kernel k = kernel("copy");
+
+	d_from = upload(&at[0], 8);
+	d_middle = upload(&at[1], 8);
+	d_to = upload(&at[2], 8);
+	randomise(in, BYTES);
+	OK(g->ops->copy_h2d(g, from, in, BYTES));
+	a.src = d_from;
+	a.dst = d_middle;
+	OK(g->ops->launch_early(g, k, grid, block, 0, 0, args, 1));
+	a.src = d_middle;
+	a.dst = d_to;
+	OK(g->ops->launch_early(g, k, grid, block, 0, 0, args, 1));
+	OK(g->ops->copy_d2h(g, out, to, BYTES));
+	ck_assert(!memcmp(in, out, BYTES));
+	FAILS(-EINVAL, g->ops->launch_early(g, k, grid, block, 0, 0, args, 0));
+	FAILS(-EINVAL, g->ops->launch_early(g, 123456, grid, block, 0, 0, args, 1));
+	FAILS(-EINVAL, g->ops->launch_early(g, k, (struct kvt_dim3){ 0, 1, 1 }, block, 0, 0, args, 1));
+	FAILS(-EINVAL, g->ops->launch_early(g, k, grid, block, 0, 999, args, 1));
+}
+
 /* ---- tables ---- */
 
 #define ENTRIES(ops) ((void *const *)&(ops)->close)
@@ -1007,6 +1084,7 @@ START_TEST(nosys_refuses_everything)
 	FAILS(-ENOSYS, o->memset_async(&gpu, 1, 0, 0, 0));
 	FAILS(-ENOSYS, o->kernel(&gpu, "block", "copy", &h));
 	FAILS(-ENOSYS, o->launch(&gpu, 0, one, one, 0, 0, NULL, 0));
+	FAILS(-ENOSYS, o->launch_early(&gpu, 0, one, one, 0, 0, NULL, 0));
 	FAILS(-ENOSYS, o->stream_create(&gpu, &h));
 	FAILS(-ENOSYS, o->stream_sync(&gpu, 0));
 	FAILS(-ENOSYS, o->bind_thread(&gpu));
@@ -1141,6 +1219,8 @@ int main(void)
 	ADD(verify_counts_what_differs);
 	ADD(set_and_advance);
 	ADD(a_graph_replays_a_launch);
+	ADD(early_launches_keep_their_order);
+	ADD(what_does_not_wait_is_not_early);
 	ADD(no_entry_is_null);
 	tcase_add_test(t, nosys_refuses_everything);
 	tcase_add_test(t, twins_fit_a_launch);

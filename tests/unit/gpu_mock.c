@@ -299,6 +299,7 @@ START_TEST(calls_are_written_down)
 	ck_assert_int_eq(g->ops->copy_d2h(g, args, p, 5000), -EINVAL);
 	OK(g->ops->stream_sync(g, s));
 	g->ops->free(g, q);
+	OK(g->ops->launch_early(g, k, (struct kvt_dim3){ 4, 1, 1 }, (struct kvt_dim3){ 64, 1, 1 }, 0, 0, args, 1));
 
 	ck_assert(kvt_mock_log(g, 0, &r));
 	ck_assert(r.call == KVT_MOCK_copy_2d_async && r.dst == p && r.src == q && r.dst_pitch == 100 &&
@@ -313,7 +314,9 @@ START_TEST(calls_are_written_down)
 	ck_assert(r.call == KVT_MOCK_copy_d2h && r.bytes == 5000 && r.result == -EINVAL);
 	ck_assert(kvt_mock_log(g, 3, &r) && r.call == KVT_MOCK_stream_sync);
 	ck_assert(kvt_mock_log(g, 4, &r) && r.call == KVT_MOCK_free && r.dst == q);
-	ck_assert(!kvt_mock_log(g, 5, &r));
+	ck_assert(kvt_mock_log(g, 5, &r) && r.call == KVT_MOCK_launch_early && r.handle == k && r.grid.x == 4 &&
+		  r.block.x == 64 && r.stream == 0);
+	ck_assert(!kvt_mock_log(g, 6, &r));
 	ck_assert_uint_eq(kvt_mock_count(g, KVT_MOCK_launch), 1);
 	ck_assert_uint_eq(kvt_mock_syncs(g), 2);
 	ck_assert_uint_eq(kvt_mock_allocs(g), 0);

@@ -633,6 +633,7 @@ static const struct kvt_gpu_ops cpu_ops = {
 	.memset_async = cpu_memset_async,
 	.kernel = cpu_kernel,
 	.launch = cpu_launch,
+	.launch_early = cpu_launch,
 	.stream_create = cpu_stream_create,
 	.stream_destroy = cpu_stream_destroy,
 	.stream_sync = cpu_stream_sync,

@@ -390,10 +390,13 @@ static int cuda_memset_async(struct kvt_gpu *gpu, kvt_dptr p, uint8_t value, uin
 
 /* ---- kernels ---- */
 
-static int load_function(struct cuda *c, const struct kvt_twin_entry *twin, kvt_cu_handle *function)
+#define EARLY_DRIVER 12030 /* the first that also captures such launches */
+
+static int load_function(struct cuda *c, const struct kvt_twin_entry *twin, struct function *f)
 {
+	int fixed = 0, version = 0, room;
+	kvt_cu_handle *function = &f->cu;
 	char name[128];
-	int fixed = 0, room;
 	bool pushed;
 	int err;
 
@@ -412,6 +415,9 @@ static int load_function(struct cuda *c, const struct kvt_twin_entry *twin, kvt_
 	if (!err)
 		err = kvt_cuda_check(c, c->cu->FuncSetAttribute(*function, KVT_CU_FUNC_SHARED_CARVEOUT, 100),
 				     "kernel %s: shared memory before cache", name);
+	if (!err) /* what the driver has made of older code does not wait */
+		err = kvt_cuda_check(c, c->cu->FuncGetAttribute(&version, KVT_CU_FUNC_PTX_VERSION, *function), "kernel %s", name);
+	f->early = twin->waits && version >= 90 && c->cu->LaunchKernelEx && c->cu->version >= EARLY_DRIVER;
 	kvt_cuda_leave(c, pushed);
 	return err;
 }
@@ -419,7 +425,7 @@ static int load_function(struct cuda *c, const struct kvt_twin_entry *twin, kvt_
 static int cuda_kernel(struct kvt_gpu *gpu, const char *module, const char *function, kvt_kernel *kernel)
 {
 	struct cuda *c = cuda_of(gpu);
-	kvt_cu_handle f;
+	struct function f;
 	int err = kvt_twin_find(module, function, kernel);
 
 	if (err)
@@ -427,7 +433,7 @@ static int cuda_kernel(struct kvt_gpu *gpu, const char *module, const char *func
 	pthread_mutex_lock(&c->lock);
 	f = c->functions[*kernel];
 	pthread_mutex_unlock(&c->lock);
-	if (f)
+	if (f.cu)
 		return 0;
 	err = load_function(c, kvt_twin_get(*kernel), &f);
 	if (err)
@@ -438,23 +444,27 @@ static int cuda_kernel(struct kvt_gpu *gpu, const char *module, const char *func
 	return 0;
 }
 
-static int cuda_launch(struct kvt_gpu *gpu, kvt_kernel kernel, struct kvt_dim3 grid, struct kvt_dim3 block,
-		       uint32_t shared_bytes, kvt_stream handle, void *const *args, uint32_t n_args)
+static int put_launch(struct cuda *c, kvt_kernel kernel, struct kvt_dim3 grid, struct kvt_dim3 block, uint32_t shared_bytes,
+		      kvt_stream handle, void *const *args, uint32_t n_args, bool early)
 {
-	struct cuda *c = cuda_of(gpu);
-	kvt_cu_handle function = NULL, stream = NULL;
+	struct kvt_cu_attribute attribute = { .id = KVT_CU_PROGRAMMATIC_SERIALIZATION, .value = 1 };
+	struct kvt_cu_launch launch = {
+		.gx = grid.x, .gy = grid.y, .gz = grid.z, .bx = block.x, .by = block.y, .bz = block.z, .shared = shared_bytes,
+		.attributes = &attribute, .n_attributes = 1,
+	};
+	struct function f = { 0 };
 	struct stream *s;
 	bool pushed;
 	int err;
 
 	pthread_mutex_lock(&c->lock);
 	if (kernel < c->n_functions)
-		function = c->functions[kernel];
-	s = function ? kvt_cuda_stream_of(c, handle) : NULL;
+		f = c->functions[kernel];
+	s = f.cu ? kvt_cuda_stream_of(c, handle) : NULL;
 	if (s)
-		stream = s->cu;
+		launch.stream = s->cu;
 	pthread_mutex_unlock(&c->lock);
-	if (!function)
+	if (!f.cu)
 		return kvt_fail(-EINVAL, "no kernel has handle %u", kernel);
 	if (!s)
 		return -EINVAL;
@@ -464,13 +474,26 @@ static int cuda_launch(struct kvt_gpu *gpu, kvt_kernel kernel, struct kvt_dim3 g
 	if (err)
 		return err;
 	err = kvt_cuda_check(c,
-		    c->cu->LaunchKernel(function, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes,
-					stream, (void **)args, NULL),
+		    early && f.early ? c->cu->LaunchKernelEx(&launch, f.cu, (void **)args, NULL) :
+				       c->cu->LaunchKernel(f.cu, grid.x, grid.y, grid.z, block.x, block.y, block.z,
+							   shared_bytes, launch.stream, (void **)args, NULL),
 		    "launching %s_%s, %u x %u x %u blocks of %u x %u x %u threads, %u bytes of shared memory",
 		    kvt_twins[kernel].module, kvt_twins[kernel].function, grid.x, grid.y, grid.z, block.x, block.y,
 		    block.z, shared_bytes);
 	kvt_cuda_leave(c, pushed);
 	return err;
+}
+
+static int cuda_launch(struct kvt_gpu *gpu, kvt_kernel kernel, struct kvt_dim3 grid, struct kvt_dim3 block,
+		       uint32_t shared_bytes, kvt_stream stream, void *const *args, uint32_t n_args)
+{
+	return put_launch(cuda_of(gpu), kernel, grid, block, shared_bytes, stream, args, n_args, false);
+}
+
+static int cuda_launch_early(struct kvt_gpu *gpu, kvt_kernel kernel, struct kvt_dim3 grid, struct kvt_dim3 block,
+			     uint32_t shared_bytes, kvt_stream stream, void *const *args, uint32_t n_args)
+{
+	return put_launch(cuda_of(gpu), kernel, grid, block, shared_bytes, stream, args, n_args, true);
 }
 
 /* ---- open and close ---- */
@@ -527,6 +550,7 @@ static const struct kvt_gpu_ops cuda_ops = {
 	.memset_async = cuda_memset_async,
 	.kernel = cuda_kernel,
 	.launch = cuda_launch,
+	.launch_early = cuda_launch_early,
 	.stream_create = kvt_cuda_stream_create,
 	.stream_destroy = kvt_cuda_stream_destroy,
 	.stream_sync = kvt_cuda_stream_sync,
@@ -612,7 +636,7 @@ int kvt_gpu_cuda_open(uint32_t device, struct kvt_gpu **gpu)
 	pthread_mutex_init(&c->lock, NULL);
 	while (kvt_twins[c->n_functions].module)
 		c->n_functions++;
-	c->functions = calloc(c->n_functions, sizeof(kvt_cu_handle));
+	c->functions = calloc(c->n_functions, sizeof(struct function));
 	if (!c->functions) {
 		err = kvt_fail(-ENOMEM, "no memory for the cuda backend");
 		goto err_free;

@@ -22,12 +22,17 @@ struct event {
 	kvt_graph graph;    /* or of this graph, which has not run since */
 };
 
+struct function {
+	kvt_cu_handle cu; /* NULL until asked for */
+	bool early;	  /* it waits for what is before it, and the driver lets it */
+};
+
 struct cuda {
 	struct kvt_gpu gpu;
 	const struct kvt_cu *cu;
 	int device;
 	kvt_cu_handle context, module;
-	kvt_cu_handle *functions; /* [twins], NULL until asked for */
+	struct function *functions; /* [twins] */
 	uint32_t n_functions;
 	struct stream stream0;
 	_Atomic kvt_cu_result lost; /* why every call fails */

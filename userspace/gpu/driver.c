@@ -19,9 +19,13 @@ static void load(void)
 	static const struct {
 		const char *symbol;
 		size_t at;
+		bool later;
 	} calls[] = {
-#define X(name, symbol, args) { symbol, offsetof(struct kvt_cu, name) },
+#define X(name, symbol, args) { symbol, offsetof(struct kvt_cu, name), false },
+#define LATER(name, symbol, args) { symbol, offsetof(struct kvt_cu, name), true },
 		KVT_CU_CALLS(X)
+		KVT_CU_LATER_CALLS(LATER)
+#undef LATER
 #undef X
 	};
 	void *lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -35,7 +39,7 @@ static void load(void)
 	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
 		void *call = dlsym(lib, calls[i].symbol);
 
-		if (!call) {
+		if (!call && !calls[i].later) {
 			snprintf(load_message, sizeof(load_message),
 				 "the NVIDIA driver is too old: libcuda.so.1 has no %s(), which came with driver 470",
 				 calls[i].symbol);

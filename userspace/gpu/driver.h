@@ -35,6 +35,7 @@ enum { /* flags and CUfunction_attribute */
 	KVT_CU_CAPTURE_RELAXED = 2,
 	KVT_CU_EVENT_EXTERNAL = 1,
 	KVT_CU_FUNC_SHARED_BYTES = 1,
+	KVT_CU_FUNC_PTX_VERSION = 5, /* of the architecture that it was compiled for: 90 */
 	KVT_CU_FUNC_MAX_DYNAMIC_SHARED = 8,
 	KVT_CU_FUNC_SHARED_CARVEOUT = 9, /* per cent of what shared memory and cache divide */
 };
@@ -42,6 +43,21 @@ enum { /* flags and CUfunction_attribute */
 enum { /* CUresult, those that are told apart */
 	KVT_CU_NOT_FOUND = 500,
 	KVT_CU_NOT_READY = 600,
+};
+
+struct kvt_cu_attribute { /* CUlaunchAttribute */
+	int id, padding;
+	int value; /* of 64 bytes */
+	uint32_t rest[15];
+};
+
+enum { KVT_CU_PROGRAMMATIC_SERIALIZATION = 6 }; /* CUlaunchAttributeID */
+
+struct kvt_cu_launch { /* CUlaunchConfig */
+	unsigned int gx, gy, gz, bx, by, bz, shared;
+	kvt_cu_handle stream;
+	struct kvt_cu_attribute *attributes;
+	unsigned int n_attributes;
 };
 
 struct kvt_cu_copy_2d { /* CUDA_MEMCPY2D */
@@ -113,9 +129,15 @@ struct kvt_cu_copy_2d { /* CUDA_MEMCPY2D */
 	X(EventElapsedTime, "cuEventElapsedTime", (float *ms, kvt_cu_handle from, kvt_cu_handle to)) \
 	X(GetErrorName, "cuGetErrorName", (kvt_cu_result result, const char **name))
 
+/* What drivers that will do have not all got: NULL there. */
+#define KVT_CU_LATER_CALLS(X) \
+	X(LaunchKernelEx, "cuLaunchKernelEx", (const struct kvt_cu_launch *launch, kvt_cu_handle function, void **args, \
+					       void **extra))
+
 struct kvt_cu {
 #define X(name, symbol, args) kvt_cu_result(*name) args;
 	KVT_CU_CALLS(X)
+	KVT_CU_LATER_CALLS(X)
 #undef X
 	int version; /* 13000: CUDA 13.0 */
 	int devices;

@@ -65,6 +65,13 @@ struct kvt_gpu_ops {
 	int (*kernel)(struct kvt_gpu *, const char *module, const char *function, kvt_kernel *);
 	int (*launch)(struct kvt_gpu *, kvt_kernel, struct kvt_dim3 grid, struct kvt_dim3 block,
 		      uint32_t shared_bytes, kvt_stream, void *const *args, uint32_t n_args);
+	/*
+	 * The same, and a kernel that waits for what is before it by itself (its entry in kvt_twins says so) may begin
+	 * before that has ended, if it is a kernel too. Only what was complete before the last plain launch, copy or
+	 * graph began is there from the beginning. Others, and where a device cannot, as launch.
+	 */
+	int (*launch_early)(struct kvt_gpu *, kvt_kernel, struct kvt_dim3 grid, struct kvt_dim3 block,
+			    uint32_t shared_bytes, kvt_stream, void *const *args, uint32_t n_args);
 
 	/* streams */
 	int (*stream_create)(struct kvt_gpu *, kvt_stream *);
@@ -126,6 +133,7 @@ struct kvt_twin_entry {
 	uint32_t n_args;
 	kvt_twin run;
 	uint32_t arg_bytes[KVT_KERNEL_MAX_ARGS]; /* each argument's size: a launch copies their values */
+	bool waits; /* for what is before it (kernels/early.cuh) */
 };
 
 /* The twins, ended by an entry with a NULL module (twins.c). */

@@ -699,21 +699,34 @@ static int mock_kernel(struct kvt_gpu *gpu, const char *module, const char *func
 	return leave(m, err ? err : kvt_twin_find(module, function, kernel));
 }
 
-static int mock_launch(struct kvt_gpu *gpu, kvt_kernel kernel, struct kvt_dim3 grid, struct kvt_dim3 block,
-		       uint32_t shared_bytes, kvt_stream stream, void *const *args, uint32_t n_args)
+static int put_launch(struct mock *m, enum kvt_mock_call call, kvt_kernel kernel, struct kvt_dim3 grid, struct kvt_dim3 block,
+		      uint32_t shared_bytes, kvt_stream stream, void *const *args, uint32_t n_args)
 {
 	const struct kvt_twin_entry *twin = kvt_twin_get(kernel);
-	struct mock *m = mock_of(gpu);
+	const struct kvt_mock_record record = {
+		.call = call, .handle = kernel, .stream = stream, .grid = grid, .block = block, .shared_bytes = shared_bytes,
+		.module = twin ? twin->module : NULL, .function = twin ? twin->function : NULL,
+	};
 	struct kvt_op op = { 0 };
-	int err = ENTER(m, launch, .handle = kernel, .stream = stream, .grid = grid, .block = block,
-			.shared_bytes = shared_bytes, .module = twin ? twin->module : NULL,
-			.function = twin ? twin->function : NULL);
+	int err = enter(m, record, true);
 
 	if (!err && !twin)
 		err = -EINVAL;
 	if (!err)
 		err = kvt_op_launch(&op, twin, grid, block, args, n_args);
 	return leave(m, err ? err : put(m, stream, &op));
+}
+
+static int mock_launch(struct kvt_gpu *gpu, kvt_kernel kernel, struct kvt_dim3 grid, struct kvt_dim3 block,
+		       uint32_t shared_bytes, kvt_stream stream, void *const *args, uint32_t n_args)
+{
+	return put_launch(mock_of(gpu), KVT_MOCK_launch, kernel, grid, block, shared_bytes, stream, args, n_args);
+}
+
+static int mock_launch_early(struct kvt_gpu *gpu, kvt_kernel kernel, struct kvt_dim3 grid, struct kvt_dim3 block,
+			     uint32_t shared_bytes, kvt_stream stream, void *const *args, uint32_t n_args)
+{
+	return put_launch(mock_of(gpu), KVT_MOCK_launch_early, kernel, grid, block, shared_bytes, stream, args, n_args);
 }
 
 static int add_object(struct kvt_table *table, void *object, uint32_t *handle)

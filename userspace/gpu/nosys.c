@@ -30,6 +30,8 @@ NOSYS(memset_async, kvt_dptr p, uint8_t value, uint64_t bytes, kvt_stream stream
 NOSYS(kernel, const char *module, const char *function, kvt_kernel *k)
 NOSYS(launch, kvt_kernel k, struct kvt_dim3 grid, struct kvt_dim3 block, uint32_t shared_bytes, kvt_stream stream,
 	void *const *args, uint32_t n_args)
+NOSYS(launch_early, kvt_kernel k, struct kvt_dim3 grid, struct kvt_dim3 block, uint32_t shared_bytes, kvt_stream stream,
+	void *const *args, uint32_t n_args)
 NOSYS(stream_create, kvt_stream *stream)
 NOSYS(stream_sync, kvt_stream stream)
 NOSYS(bind_thread)
@@ -79,6 +81,7 @@ const struct kvt_gpu_ops kvt_gpu_nosys = {
 	.memset_async = memset_async,
 	.kernel = kernel,
 	.launch = launch,
+	.launch_early = launch_early,
 	.stream_create = stream_create,
 	.stream_destroy = destroy,
 	.stream_sync = stream_sync,

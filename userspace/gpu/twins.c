@@ -148,16 +148,20 @@ static int measure_read(struct kvt_dim3 grid, struct kvt_dim3 block, void *const
 	return 0;
 }
 
-#define TWIN(module, function) { #module, #function, 1, module##_##function, { sizeof(struct kvt_##function##_args) } }
-#define ENGINE(function, args) { "engine", #function, 1, kvt_engine_twin_##args, { sizeof(struct kvt_##args##_args) } }
-#define ATTEND(function, twin) { "attend", #function, 1, kvt_attend_twin_##twin, { sizeof(struct kvt_attend_args) } }
+#define WAITS .waits = true
+#define TWIN(module, function, ...) \
+	{ #module, #function, 1, module##_##function, .arg_bytes = { sizeof(struct kvt_##function##_args) }, ##__VA_ARGS__ }
+#define ENGINE(function, args, ...) \
+	{ "engine", #function, 1, kvt_engine_twin_##args, .arg_bytes = { sizeof(struct kvt_##args##_args) }, ##__VA_ARGS__ }
+#define ATTEND(function, twin, ...) \
+	{ "attend", #function, 1, kvt_attend_twin_##twin, .arg_bytes = { sizeof(struct kvt_attend_args) }, ##__VA_ARGS__ }
 
 const struct kvt_twin_entry kvt_twins[] = {
 	TWIN(block, digest),
 	TWIN(block, verify),
 	TWIN(block, copy),
-	TWIN(block, append),
-	TWIN(block, extend),
+	TWIN(block, append, WAITS),
+	TWIN(block, extend, WAITS),
 	TWIN(block, set),
 	TWIN(block, advance),
 	TWIN(measure, read),
