@@ -12,7 +12,7 @@
 #include "gpu/mock.h"
 #include "kvtier.h"
 
-bool gpu_is_there(void)
+bool gpu_is_there(uint32_t device)
 {
 	struct kvt_gpu *gpu;
 	pid_t child;
@@ -21,7 +21,7 @@ bool gpu_is_there(void)
 	fflush(NULL);
 	child = fork();
 	if (!child) {
-		status = kvt_gpu_cuda_open(0, &gpu);
+		status = kvt_gpu_cuda_open(device, &gpu);
 		if (status)
 			printf("cuda: not tested: %s\n", kvt_last_error());
 		else
@@ -34,7 +34,7 @@ bool gpu_is_there(void)
 
 int gpu_backends(void)
 {
-	return gpu_is_there() ? GPU_CUDA + 1 : GPU_CUDA;
+	return gpu_is_there(0) ? GPU_CUDA + 1 : GPU_CUDA;
 }
 
 int gpu_backend_open(int backend, struct kvt_gpu **gpu)

@@ -11,10 +11,10 @@
 enum gpu_backend { GPU_CPU, GPU_MOCK, GPU_LATE_MOCK, GPU_CUDA };
 
 /*
- * GPU 0 opens, or fails with more than -ENODEV, which is the cases' to find; says which one it is, or why there is none.
+ * That GPU opens, or fails with more than -ENODEV, which is the cases' to find; says which one it is, or why there is none.
  * Asked in a child: CUDA does not survive the fork() that comes before each case.
  */
-bool gpu_is_there(void);
+bool gpu_is_there(uint32_t device);
 
 /* How many of the above there are here: all, or all but the last. */
 int gpu_backends(void);
