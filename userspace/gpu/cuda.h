@@ -57,6 +57,9 @@ void kvt_cuda_leave(struct cuda *c, bool pushed);
 /* As enter(), with the driver's handle of a stream. */
 int kvt_cuda_begin(struct cuda *c, kvt_stream handle, kvt_cu_handle *stream, bool *pushed);
 
+/* As begin(); -EINVAL, saying @why, for a stream that captures. */
+int kvt_cuda_begin_uncaptured(struct cuda *c, kvt_stream handle, const char *why, kvt_cu_handle *stream, bool *pushed);
+
 /* With the lock held; NULL, with a message, for an unknown one. */
 struct stream *kvt_cuda_stream_of(struct cuda *c, kvt_stream handle);
 

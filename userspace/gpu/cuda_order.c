@@ -73,22 +73,10 @@ void kvt_cuda_stream_destroy(struct kvt_gpu *gpu, kvt_stream handle)
 int kvt_cuda_stream_sync(struct kvt_gpu *gpu, kvt_stream handle)
 {
 	struct cuda *c = cuda_of(gpu);
-	kvt_cu_handle stream = NULL;
-	struct stream *s;
+	kvt_cu_handle stream;
 	bool pushed;
-	int err = 0;
+	int err = kvt_cuda_begin_uncaptured(c, handle, "nothing on it runs", &stream, &pushed);
 
-	pthread_mutex_lock(&c->lock);
-	s = kvt_cuda_stream_of(c, handle);
-	if (!s)
-		err = -EINVAL;
-	else if (s->capturing)
-		err = kvt_fail(-EINVAL, "stream %u is capturing: nothing on it runs", handle);
-	else
-		stream = s->cu;
-	pthread_mutex_unlock(&c->lock);
-	if (!err)
-		err = kvt_cuda_enter(c, &pushed);
 	if (err)
 		return err;
 	err = kvt_cuda_check(c, c->cu->StreamSynchronize(stream), "work on stream %u", handle);

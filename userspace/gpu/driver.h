@@ -29,6 +29,7 @@ enum { /* CUdevice_attribute */
 };
 
 enum { /* flags and CUfunction_attribute */
+	KVT_CU_COPY_IN_STREAM_ORDER = 1, /* the source is read when the stream comes to it */
 	KVT_CU_HOST_PORTABLE = 1,
 	KVT_CU_HOST_DEVICEMAP = 2,
 	KVT_CU_STREAM_NON_BLOCKING = 1,
@@ -74,6 +75,14 @@ struct kvt_cu_copy_2d { /* CUDA_MEMCPY2D */
 	void *dst_array;
 	size_t dst_pitch;
 	size_t width, height;
+};
+
+struct kvt_cu_copy_attributes { /* CUmemcpyAttributes */
+	int src_order;
+	struct {
+		int type, id;
+	} src_hint, dst_hint;
+	unsigned int flags;
 };
 
 #define KVT_CU_CALLS(X) \
@@ -132,7 +141,13 @@ struct kvt_cu_copy_2d { /* CUDA_MEMCPY2D */
 /* What drivers that will do have not all got: NULL there. */
 #define KVT_CU_LATER_CALLS(X) \
 	X(LaunchKernelEx, "cuLaunchKernelEx", (const struct kvt_cu_launch *launch, kvt_cu_handle function, void **args, \
-					       void **extra))
+					       void **extra)) /* 11.8 */ \
+	X(MemcpyBatchAsync, "cuMemcpyBatchAsync", (const uint64_t *dst, const uint64_t *src, const size_t *sizes, size_t n, \
+						   const struct kvt_cu_copy_attributes *attributes, const size_t *from, \
+						   size_t n_attributes, size_t *failed, kvt_cu_handle stream)) /* 12.8 */ \
+	X(MemcpyBatchAsync2, "cuMemcpyBatchAsync_v2", (const uint64_t *dst, const uint64_t *src, const size_t *sizes, size_t n, \
+						       const struct kvt_cu_copy_attributes *attributes, const size_t *from, \
+						       size_t n_attributes, kvt_cu_handle stream)) /* 13.0 */
 
 struct kvt_cu {
 #define X(name, symbol, args) kvt_cu_result(*name) args;

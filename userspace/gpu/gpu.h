@@ -59,6 +59,12 @@ struct kvt_gpu_ops {
 	/* rows of width bytes, pitches in bytes; @src: the device's, or pinned memory of the host */
 	int (*copy_2d_async)(struct kvt_gpu *, kvt_dptr dst, uint64_t dst_pitch, kvt_dptr src, uint64_t src_pitch,
 			     uint64_t width, uint64_t height, kvt_stream);
+	/*
+	 * @n copies of @bytes each, in any order, either side the device's or pinned memory of the host; the lists are
+	 * read before it returns. Optional: where it is not there, one copy each does the same. Not in a capture (-EINVAL).
+	 */
+	int (*copy_batch_async)(struct kvt_gpu *, const uint64_t *dst, const uint64_t *src, uint64_t bytes, uint32_t n,
+				kvt_stream);
 	int (*memset_async)(struct kvt_gpu *, kvt_dptr, uint8_t value, uint64_t bytes, kvt_stream);
 
 	/* kernels (gpu/kernels.h). -ENOENT: no such kernel. args: pointers to each argument's value, all of them */

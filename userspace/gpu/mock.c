@@ -677,6 +677,36 @@ static int mock_copy_2d_async(struct kvt_gpu *gpu, kvt_dptr dst, uint64_t dst_pi
 	return leave(m, err ? err : put(m, stream, &op));
 }
 
+/* From any one of them on. */
+static int put_batch(struct mock *m, const uint64_t *dst, const uint64_t *src, uint64_t bytes, uint32_t n, kvt_stream stream)
+{
+	const struct stream *s = stream_of(m, stream);
+	uint32_t first = m->seed && n ? (uint32_t)draw(m, n) : 0;
+	int err = 0;
+
+	if (!s)
+		return -EINVAL;
+	if (s->capturing)
+		return kvt_fail(-EINVAL, "mock: stream %u is capturing: batched copies cannot be", stream);
+	for (uint32_t i = 0; i < n && bytes; i++)
+		if ((!kvt_ranges_pinned(&m->ranges, dst[i], bytes) && check_device(m, "copy_batch to", dst[i], bytes)) ||
+		    (!kvt_ranges_pinned(&m->ranges, src[i], bytes) && check_device(m, "copy_batch from", src[i], bytes)))
+			return -EINVAL;
+	for (uint32_t i = first; i < first + n && !err; i++)
+		err = put_copy(m, stream, dst[i % n], src[i % n], bytes);
+	return err;
+}
+
+static int mock_copy_batch_async(struct kvt_gpu *gpu, const uint64_t *dst, const uint64_t *src, uint64_t bytes, uint32_t n,
+				 kvt_stream stream)
+{
+	struct mock *m = mock_of(gpu);
+	int err = ENTER(m, copy_batch_async, .dst = n ? dst[0] : 0, .src = n ? src[0] : 0, .width = bytes, .height = n,
+			.bytes = bytes * n, .stream = stream);
+
+	return leave(m, err ? err : put_batch(m, dst, src, bytes, n, stream));
+}
+
 static int mock_memset_async(struct kvt_gpu *gpu, kvt_dptr p, uint8_t value, uint64_t bytes, kvt_stream stream)
 {
 	struct mock *m = mock_of(gpu);

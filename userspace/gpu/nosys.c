@@ -26,6 +26,7 @@ NOSYS(copy_d2h_async, void *dst, kvt_dptr src, uint64_t bytes, kvt_stream stream
 NOSYS(copy_d2d_async, kvt_dptr dst, kvt_dptr src, uint64_t bytes, kvt_stream stream)
 NOSYS(copy_2d_async, kvt_dptr dst, uint64_t dst_pitch, kvt_dptr src, uint64_t src_pitch, uint64_t width,
 	uint64_t height, kvt_stream stream)
+NOSYS(copy_batch_async, const uint64_t *dst, const uint64_t *src, uint64_t bytes, uint32_t n, kvt_stream stream)
 NOSYS(memset_async, kvt_dptr p, uint8_t value, uint64_t bytes, kvt_stream stream)
 NOSYS(kernel, const char *module, const char *function, kvt_kernel *k)
 NOSYS(launch, kvt_kernel k, struct kvt_dim3 grid, struct kvt_dim3 block, uint32_t shared_bytes, kvt_stream stream,
@@ -78,6 +79,7 @@ const struct kvt_gpu_ops kvt_gpu_nosys = {
 	.copy_d2h_async = copy_d2h_async,
 	.copy_d2d_async = copy_d2d_async,
 	.copy_2d_async = copy_2d_async,
+	.copy_batch_async = copy_batch_async,
 	.memset_async = memset_async,
 	.kernel = kernel,
 	.launch = launch,

@@ -93,10 +93,15 @@ static int move_by_kernel(struct kvt_device *d, uint32_t n, bool up)
 	return d->ops->launch(d->gpu, d->copy, grid, block, 0, 0, &list, 1);
 }
 
-static int move_by_engine(struct kvt_device *d, uint32_t n, bool up)
+/* @pinned: all of the host's are, so that one call may do. */
+static int move_by_engine(struct kvt_device *d, uint32_t n, bool up, bool pinned)
 {
-	int ret = 0;
+	const uint64_t *dst = up ? d->piece.blocks : d->piece.src, *src = up ? d->piece.src : d->piece.blocks;
+	int ret = pinned ? d->ops->copy_batch_async(d->gpu, dst, src, d->block_bytes, n, 0) : -ENOSYS;
 
+	if (ret != -ENOSYS)
+		return ret;
+	ret = 0;
 	for (uint32_t i = 0; i < n && !ret; i++) {
 		void *host = (void *)(uintptr_t)d->piece.src[i];
 
@@ -106,8 +111,8 @@ static int move_by_engine(struct kvt_device *d, uint32_t n, bool up)
 	return ret;
 }
 
-/* piece.blocks and piece.src say what; waits for nothing. */
-static int move_frames(struct kvt_device *d, uint32_t n, bool up, bool kernel)
+/* piece.blocks and piece.src say what; waits for nothing. A kernel takes what is pinned alone. */
+static int move_frames(struct kvt_device *d, uint32_t n, bool up, bool kernel, bool pinned)
 {
 	int ret = 0;
 
@@ -119,7 +124,7 @@ static int move_frames(struct kvt_device *d, uint32_t n, bool up, bool kernel)
 					     n * sizeof(uint64_t), 0);
 	if (ret)
 		return ret;
-	return kernel ? move_by_kernel(d, n, up) : move_by_engine(d, n, up);
+	return kernel ? move_by_kernel(d, n, up) : move_by_engine(d, n, up, pinned);
 }
 
 /* Seconds for @n frames by one way: the best of a few. */
@@ -131,7 +136,7 @@ static int time_move(struct kvt_device *d, uint32_t n, bool up, bool kernel, dou
 	*seconds = 1;
 	for (int i = 0; i <= TRIES && !ret; i++) {
 		clock_gettime(CLOCK_MONOTONIC, &from);
-		ret = move_frames(d, n, up, kernel);
+		ret = move_frames(d, n, up, kernel, true);
 		if (!ret)
 			ret = d->ops->stream_sync(d->gpu, 0);
 		clock_gettime(CLOCK_MONOTONIC, &to);
@@ -465,17 +470,17 @@ static int digest_moves(struct kvt_store *s, const struct kvt_device_move *moves
 int kvt_device_move(struct kvt_store *s, struct kvt_device_move *moves, uint32_t n, bool up)
 {
 	struct kvt_device *d = s->device;
-	bool kernel = d->rates.kernel[up];
+	bool pinned = true;
 	int ret;
 
 	pthread_mutex_lock(&d->lock);
 	for (uint32_t i = 0; i < n; i++) {
-		kernel &= s->device_tiers >> moves[i].tier & 1;
+		pinned &= s->device_tiers >> moves[i].tier & 1;
 		d->piece.blocks[i] = frame_at(d, moves[i].frame);
 		d->piece.src[i] = (uintptr_t)kvt_store_host_frame(s, moves[i].tier, moves[i].host_frame);
 		d->piece.rows[i] = moves[i].rows;
 	}
-	ret = move_frames(d, n, up, kernel);
+	ret = move_frames(d, n, up, pinned && d->rates.kernel[up], pinned);
 	if (!ret)
 		ret = up ? digest_moves(s, moves, n) : d->ops->stream_sync(d->gpu, 0);
 	for (uint32_t i = 0; i < n && !ret; i++)
