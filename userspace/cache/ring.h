@@ -23,7 +23,7 @@
  * is in its places, else when it is asked for: an order that was not
  * expected costs time, not bits.
  *
- * Copies go by the engine, in runs of blocks that lie evenly in memory, or by
+ * Copies go by the engine, in runs of blocks that lie evenly in memory or many at once, or by
  * a kernel; whether any is faster than reading in place depends on the device,
  * its link and how blocks lie, and is tried with the first launch: kvt_ring_try().
  *
