@@ -727,7 +727,6 @@ static int take(struct kvt_batch *b, uint64_t ring_bytes)
 {
 	struct kvt_cache *c = b->cache;
 	struct kvt_stats st = KVT_INIT(st);
-	const uint64_t counters = 4 * KVT_ATTEND_COUNTERS;
 	uint64_t words, host, entries, ring = 0;
 	int ret;
 
@@ -763,9 +762,8 @@ static int take(struct kvt_batch *b, uint64_t ring_bytes)
 	ret = b->ops->alloc(b->gpu, 8 * words, &b->words);
 	if (!ret && b->scratch_bytes)
 		ret = b->ops->alloc(b->gpu, b->scratch_bytes, &b->scratch);
-	if (!ret && b->scratch_bytes) /* the kernels' counters, which they leave at 0 */
-		ret = b->ops->memset_async(b->gpu, b->scratch, 0,
-					   counters < b->scratch_bytes ? counters : b->scratch_bytes, b->stream);
+	if (!ret && b->scratch_bytes) /* counters, which kernels leave at 0; and parts are copied with rows that nobody wrote */
+		ret = b->ops->memset_async(b->gpu, b->scratch, 0, b->scratch_bytes, b->stream);
 	if (!ret && b->scratch_bytes)
 		ret = b->ops->stream_sync(b->gpu, b->stream);
 	if (!ret && ring)
