@@ -593,7 +593,7 @@ struct kvt_stats {
 	uint64_t demotions;	   /* blocks that made room by going down to the next memory tier */
 	uint64_t disk_read_ns;	   /* time in which reads from disk were under way */
 	uint64_t streamed_bytes;   /* of blocks that were copied to the GPU ahead of attention, through a batch's ring */
-	uint64_t in_place_bytes;   /* of blocks in pinned memory that a batch's attention read there */
+	uint64_t in_place_bytes;   /* of those that a batch's attention read in pinned memory; a captured launch counts once */
 };
 
 /* Fill @stats (its size set). Exact when the cache is at rest. */
