@@ -76,6 +76,22 @@ out=$(LD_LIBRARY_PATH=$TMPDIR/lib "$kvtier" doctor) || { echo "exiting driver: e
 has "$out" '^ missing gpu asking libcuda\.so\.1 ended by'
 echo 'int cuInit(unsigned f) { return f + 100; }' | cc -shared -fPIC -x c -o "$TMPDIR/lib/libcuda.so.1" -
 has "$(LD_LIBRARY_PATH=$TMPDIR/lib "$kvtier" doctor)" '^ missing gpu .*lacks functions of the driver API'
+# Every GPU has a line.
+echo '#include <stddef.h>
+#include <stdio.h>
+int cuInit(unsigned f) { return f; }
+int cuDriverGetVersion(int *v) { *v = 13000; return 0; }
+int cuDeviceGetCount(int *n) { *n = 2; return 0; }
+int cuDeviceGet(int *d, int i) { *d = i; return 0; }
+int cuDeviceGetName(char *s, int n, int d) { snprintf(s, n, "Made-up %c", 65 + d); return 0; }
+int cuDeviceTotalMem_v2(size_t *b, int d) { *b = (size_t)(d + 1) << 30; return 0; }' |
+	cc -shared -fPIC -x c -o "$TMPDIR/lib/libcuda.so.1" -
+out=$(LD_LIBRARY_PATH=$TMPDIR/lib "$kvtier" doctor)
+has "$out" '^ missing gpu 0 of 2: Made-up A, 1\.0 GiB; driver API 13\.0; not used: '
+has "$out" '^ missing gpu 1 of 2: Made-up B, 2\.0 GiB; driver API 13\.0; not used: '
+LD_LIBRARY_PATH=$TMPDIR/lib "$kvtier" doctor --json | perl -MJSON::PP -e '
+	local $/; my @g = grep { $_->{name} eq "gpu" } @{decode_json(<STDIN>)->{checks}};
+	die "gpus\n" unless @g == 2 && $g[1]{facts}{device} == 1 && $g[1]{facts}{devices} == 2 && $g[0]{mend};' || failed=1
 
 # A small memlock limit, where this process is bound by it at all.
 bound='prlimit --memlock=65536:65536 setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock'

@@ -32,7 +32,8 @@
 
 #define MEMLOCK_ENOUGH (1ull << 30)
 #define DIRS_MAX 64
-#define FINDINGS_MAX (16 + DIRS_MAX)
+#define CUDA_DEVICES 16
+#define FINDINGS_MAX (16 + DIRS_MAX + CUDA_DEVICES)
 #define GPU_PROBE_S 20
 
 /* absent: the machine does not have it, and no command gives it. */
@@ -249,22 +250,27 @@ static void check_module(struct report *r)
 	fact(f, "version", version[0] ? json_string(version) : json_null());
 }
 
+struct cuda_device {
+	uint64_t bytes;
+	char name[100];
+	char unusable[300]; /* why the gpu tier cannot live there; "" if it can */
+};
+
 /* What a child of ours found out about libcuda: a broken driver may crash or hang it, and not us. */
 struct cuda_probe {
 	int stage; /* 0: no library; 1: cuInit failed; 2: no device; 3: usable */
 	int error, version, devices;
-	uint64_t bytes;
-	char name[100], why[200];
-	char unusable[300]; /* why the gpu tier cannot live there; "" if it can */
+	char why[200];
+	struct cuda_device device[CUDA_DEVICES]; /* the first of them */
 };
 
 /* Whether this build's kernels run there: the library is asked as a cache would ask it. */
-static void try_backend(struct cuda_probe *p)
+static void try_backend(uint32_t device, struct cuda_device *d)
 {
 	struct kvt_gpu *gpu;
 
-	if (kvt_gpu_cuda_open(0, &gpu))
-		snprintf(p->unusable, sizeof(p->unusable), "%s", kvt_last_error());
+	if (kvt_gpu_cuda_open(device, &gpu))
+		snprintf(d->unusable, sizeof(d->unusable), "%s", kvt_last_error());
 	else
 		gpu->ops->close(gpu);
 }
@@ -274,7 +280,7 @@ static void probe_cuda(struct cuda_probe *p)
 	int (*init)(unsigned int), (*version)(int *), (*count)(int *), (*get)(int *, int), (*name)(char *, int, int);
 	int (*total)(size_t *, int);
 	void *lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-	size_t bytes = 0;
+	size_t bytes;
 	int device;
 
 	if (!lib) {
@@ -300,20 +306,27 @@ static void probe_cuda(struct cuda_probe *p)
 		return;
 	}
 	p->stage = 2;
-	if (count(&p->devices) || p->devices < 1 || get(&device, 0))
+	if (count(&p->devices) || p->devices < 1)
 		return;
-	name(p->name, sizeof(p->name), device);
-	total(&bytes, device);
-	p->bytes = bytes;
 	p->stage = 3;
-	try_backend(p);
+	for (int i = 0; i < p->devices && i < CUDA_DEVICES; i++) {
+		struct cuda_device *d = &p->device[i];
+
+		if (get(&device, i) || name(d->name, sizeof(d->name), device) || total(&bytes, device)) {
+			snprintf(d->unusable, sizeof(d->unusable), "the driver does not say what it is");
+			continue;
+		}
+		d->bytes = bytes;
+		try_backend((uint32_t)i, d);
+	}
 }
 
 /* 0, or what happened to the child. */
 static int probe_cuda_apart(struct cuda_probe *p)
 {
 	int ends[2], status = 0;
-	ssize_t got;
+	size_t got = 0;
+	ssize_t n;
 	pid_t child;
 
 	memset(p, 0, sizeof(*p));
@@ -336,7 +349,8 @@ static int probe_cuda_apart(struct cuda_probe *p)
 		close(ends[0]);
 		return -errno;
 	}
-	got = read(ends[0], p, sizeof(*p));
+	while ((n = read(ends[0], (char *)p + got, sizeof(*p) - got)) > 0 || (n < 0 && errno == EINTR))
+		got += n > 0 ? (size_t)n : 0;
 	close(ends[0]);
 	while (waitpid(child, &status, 0) < 0 && errno == EINTR)
 		;
@@ -367,23 +381,45 @@ static int count_nvidia(const struct report *r)
 	return n;
 }
 
+static void gpu_facts(struct finding *f, const struct cuda_probe *p, const struct cuda_device *d)
+{
+	fact(f, "devices", json_integer(d ? p->devices : 0));
+	fact(f, "device", d ? json_integer(d - p->device) : json_null());
+	fact(f, "name", d ? json_string(d->name) : json_null());
+	fact(f, "bytes", json_integer(d ? (json_int_t)d->bytes : 0));
+	fact(f, "kernels", json_string(kvt_gpu_kernel_archs()));
+	fact(f, "driver_api", p->version ? json_integer(p->version) : json_null());
+}
+
+static void add_gpu(struct report *r, const struct cuda_probe *p, int i)
+{
+	const struct cuda_device *d = &p->device[i];
+	char a[24], number[32] = "";
+	struct finding *f;
+
+	if (p->devices > 1)
+		snprintf(number, sizeof(number), "%d of %d: ", i, p->devices);
+	f = add(r, "gpu", *d->unusable ? MISSING : OK, "%s%s, %s; driver API %d.%d; %s%s", number, d->name,
+		bytes_text(d->bytes, a, sizeof(a)), p->version / 1000, p->version % 1000 / 10,
+		*d->unusable ? "not used: " : "kernels for ", *d->unusable ? d->unusable : kvt_gpu_kernel_archs());
+	if (*d->unusable)
+		mend(f, *kvt_gpu_kernel_archs() ? "nvidia-smi" : "make kernels && make");
+	gpu_facts(f, p, d);
+}
+
 static void check_gpu(struct report *r)
 {
 	int on_bus = count_nvidia(r), broken;
 	struct cuda_probe p;
 	struct finding *f;
-	const char *archs = kvt_gpu_kernel_archs();
-	char a[24];
 
 	broken = probe_cuda_apart(&p);
 	if (!broken && p.stage == 3) {
-		f = add(r, "gpu", *p.unusable ? MISSING : OK, "%s, %s%s; driver API %d.%d; %s%s", p.name,
-			bytes_text(p.bytes, a, sizeof(a)), p.devices > 1 ? " (the first of several)" : "",
-			p.version / 1000, p.version % 1000 / 10, *p.unusable ? "not used: " : "kernels for ",
-			*p.unusable ? p.unusable : archs);
-		if (!*archs)
-			mend(f, "make kernels && make");
-	} else if (!broken && p.stage == 0 && !on_bus) {
+		for (int i = 0; i < p.devices && i < CUDA_DEVICES; i++)
+			add_gpu(r, &p, i);
+		return;
+	}
+	if (!broken && p.stage == 0 && !on_bus) {
 		f = add(r, "gpu", ABSENT, "no NVIDIA GPU on the PCI bus and no libcuda.so.1; attention runs on the CPU");
 	} else if (!broken && p.stage == 2) {
 		f = add(r, "gpu", ABSENT, "the CUDA driver finds no device; attention runs on the CPU");
@@ -395,11 +431,7 @@ static void check_gpu(struct report *r)
 			f = add(r, "gpu", MISSING, "%d NVIDIA GPU%s on the PCI bus: %s", on_bus, on_bus == 1 ? "" : "s", p.why);
 		mend(f, on_ubuntu(r) ? "sudo ubuntu-drivers install" : "sudo apt-get install nvidia-driver");
 	}
-	fact(f, "devices", json_integer(p.stage == 3 ? p.devices : 0));
-	fact(f, "name", p.stage == 3 ? json_string(p.name) : json_null());
-	fact(f, "bytes", json_integer(p.bytes));
-	fact(f, "kernels", json_string(archs));
-	fact(f, "driver_api", p.version ? json_integer(p.version) : json_null());
+	gpu_facts(f, &p, NULL);
 }
 
 static json_t *limit_json(rlim_t limit)

@@ -148,7 +148,8 @@ static int choose_gpu(struct run *r, struct kvt_cache_params *p)
 
 	if (r->o.untiered || (r->o.backend != KVT_BACKEND_CUDA && (r->o.backend != KVT_BACKEND_AUTO || !wanted)))
 		return 0;
-	err = r->o.backend == KVT_BACKEND_CUDA ? kvt_gpu_open(KVT_BACKEND_CUDA, 0, &r->gpu) : kvt_gpu_cuda_open(0, &r->gpu);
+	err = r->o.backend == KVT_BACKEND_CUDA ? kvt_gpu_open(KVT_BACKEND_CUDA, p->gpu_device, &r->gpu) :
+						 kvt_gpu_cuda_open(p->gpu_device, &r->gpu);
 	if (err) /* what the gpu tier lives on then, the cache says */
 		return r->o.backend == KVT_BACKEND_CUDA ? err : 0;
 	if (r->o.gpu != RUN_UNSET && !wanted)
@@ -294,6 +295,7 @@ static int create_cache(struct run *r)
 	p.host = (uint32_t)r->o.host;
 	p.io = (uint32_t)r->o.io;
 	p.backend = (uint32_t)r->o.backend;
+	p.gpu_device = (uint32_t)r->o.device;
 	p.policy = (uint32_t)r->o.policy;
 	p.flags = KVT_CACHE_PUBLISH;
 	if (r->o.store || r->o.warm)

@@ -66,6 +66,7 @@ static const struct spec specs[] = {
 	{ "--kv-type", NAME, AT(kv_type), 0, 0, { "f32", "f16", "bf16" } },
 	{ "--host", NAME, AT(host), 0, 0, { "auto", "user", "module" } },
 	{ "--backend", NAME, AT(backend), 0, 0, { "auto", "cpu", "cuda" } },
+	{ "--device", NUMBER, AT(device), 0, 1023, { 0 } },
 	{ "--io", NAME, AT(io), 0, 0, { "auto", "uring", "threads" } },
 	{ "--policy", NAME, AT(policy), 0, 0, { "auto", "lru", "s3fifo", "cost", "scan" } }, /* enum kvt_policy_kind */
 	{ "--progress", NAME, AT(progress), 0, 0, { "auto", "always", "never" } },
