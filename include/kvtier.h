@@ -108,7 +108,7 @@ struct kvt_plane_params {
 	uint64_t rows; /* 0: rows belong to sequences; else a raw plane of so many rows, at most 2^40 */
 };
 
-#define KVT_CACHE_HUGEPAGES	   (1u << 0) /* ask for huge pages; smaller ones serve where there are none */
+#define KVT_CACHE_HUGEPAGES	   (1u << 0) /* reserved huge pages; default, and where there are none: transparent ones */
 #define KVT_CACHE_NO_WRITE_VERIFY (1u << 1) /* trust the disk's word: do not read back what was written */
 #define KVT_CACHE_NUMA_STRICT	   (1u << 2) /* @numa_node or an error; default: degrade with a warning */
 #define KVT_CACHE_PUBLISH	   (1u << 3) /* a socket from which other processes read the stats: kvtier stat */

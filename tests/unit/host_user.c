@@ -712,6 +712,46 @@ START_TEST(mbind_is_refused)
 }
 END_TEST
 
+/* The flags that the kernel keeps for the mapping that begins at @base. */
+static bool mapping_has(const void *base, const char *flag)
+{
+	FILE *f = fopen("/proc/self/smaps", "re");
+	char line[512], begin[32];
+	bool here = false, has = false;
+
+	ck_assert_ptr_nonnull(f);
+	snprintf(begin, sizeof(begin), "%lx-", (unsigned long)(uintptr_t)base);
+	while (!has && fgets(line, sizeof(line), f)) {
+		if (!strncmp(line, begin, strlen(begin)))
+			here = true;
+		else if (here && !strncmp(line, "VmFlags:", 8))
+			break;
+	}
+	has = here && strstr(line, flag);
+	fclose(f);
+	return has;
+}
+
+START_TEST(transparent_huge_pages_unasked)
+{
+	struct kvt_pool_params params = { .n_frames = 33, .node = -1 };
+	struct kvt_pool *pool;
+	struct rig r;
+
+	if (access("/sys/kernel/mm/transparent_hugepage", F_OK)) {
+		fprintf(stderr, "SKIP: transparent_huge_pages_unasked: this kernel has none\n");
+		return;
+	}
+	must(rig_host(&r, KVT_HOST_USER, KVT_IO_AUTO, FRAME, DEPTH));
+	must(kvt_pool_create(r.host, &params, &pool));
+	ck_assert(!pool->hugepages);
+	ck_assert_uint_eq((uintptr_t)pool->base % (2 << 20), 0);
+	ck_assert(mapping_has(pool->base, " hg"));
+	kvt_pool_destroy(r.host, pool);
+	kvt_host_close(r.host);
+}
+END_TEST
+
 START_TEST(huge_pages_or_not)
 {
 	struct kvt_pool_params params = { .n_frames = 64, .node = -1, .hugepages = true };
@@ -943,6 +983,7 @@ int main(void)
 	tcase_add_test(tc, a_pool_of_several_registered_buffers);
 	tcase_add_test(tc, mbind_is_refused);
 	tcase_add_test(tc, huge_pages_or_not);
+	tcase_add_test(tc, transparent_huge_pages_unasked);
 	tcase_add_test(tc, more_frames_than_the_machine_has);
 	tcase_add_loop_test(tc, locked_memory_is_limited, KVT_IO_AUTO, KVT_IO_THREADS + 1);
 	tcase_add_loop_test(tc, io_uring_is_denied, 0, 3);

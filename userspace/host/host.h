@@ -55,7 +55,7 @@ struct kvt_pool {
 	uint64_t frame_bytes;
 	uint32_t n_frames;
 	bool pinned;	 /* really locked */
-	bool hugepages;	 /* really huge */
+	bool hugepages;	 /* reserved ones, really */
 	int32_t node;	 /* node the kernel was given, or -1 */
 	bool found;	 /* named, and there before: frames and header are as they were left */
 	uint8_t *header; /* named: a page that is kept with the frames; zeros at first. Else NULL */
@@ -65,7 +65,7 @@ struct kvt_pool {
 struct kvt_pool_params {
 	uint32_t n_frames;
 	bool pinned;	  /* lock; -ENOMEM with the memlock message if that is refused */
-	bool hugepages;	  /* MAP_HUGETLB for a multiple of 2 MiB where there are enough, else madvise */
+	bool hugepages;	  /* MAP_HUGETLB for a multiple of 2 MiB where there are enough, else madvise as always */
 	bool numa_strict; /* bound to @node, an error if that is refused; else @node is preferred */
 	int32_t node;	  /* or -1 */
 	bool reclaim;	  /* what is let go of may be taken when memory is short, where the host can */

@@ -34,25 +34,27 @@ static uint8_t *map_aligned(uint64_t bytes)
 	return map + before;
 }
 
-/* Real huge pages only for whole ones: a rounded-up pool would be larger than its budget. */
-static uint8_t *map_frames(uint64_t bytes, bool want_huge, bool *huge)
+/*
+ * Reserved huge pages only for whole ones: a rounded-up pool would be larger than its budget. Transparent ones are
+ * always asked for: a cache is read at the speed of its page walks, too.
+ */
+static uint8_t *map_frames(uint64_t bytes, bool reserved, bool *huge)
 {
-	uint8_t *map;
+	uint8_t *map = MAP_FAILED;
 
 	*huge = false;
-	if (!want_huge)
-		return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (bytes % HUGE == 0) {
+	if (reserved && bytes % HUGE == 0)
 		map = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
 			   MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | (21 << MAP_HUGE_SHIFT), -1, 0);
-		if (map != MAP_FAILED) {
-			*huge = true;
-			return map;
-		}
+	if (map != MAP_FAILED) {
+		*huge = true;
+		return map;
 	}
-	map = map_aligned(bytes);
-	if (map != MAP_FAILED)
-		madvise(map, bytes, MADV_HUGEPAGE); /* a wish: smaller pages serve as well */
+	if (bytes >= HUGE)
+		map = map_aligned(bytes);
+	if (map == MAP_FAILED)
+		return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	madvise(map, bytes, MADV_HUGEPAGE); /* a wish: smaller pages serve as well */
 	return map;
 }
 
