@@ -386,7 +386,7 @@ static void merge_ready(struct pass *p, uint32_t worker, uint32_t i)
 	} while (next < splits && atomic_load(&m->ready) & slot_bit(p, next));
 }
 
-/* Wait until the slots of splits before @end, of the group, are free. Whoever does the first of those that are not, does not wait. */
+/* Until the unit's slots are free. Whoever has the first split that is not merged does not wait. */
 static void wait_for_slots(struct pass *p, const struct unit *t)
 {
 	for (uint32_t h = t->head; h < t->head + t->heads; h++) {
