@@ -7,8 +7,9 @@
  * has come (a number of calls after its own) or somebody waits for it. Which of
  * several such streams goes on may be drawn from a seed.
  *
- * Device memory is one mapping without access rights; they are granted while an
- * operation runs. One lock is held through every call, work included.
+ * Device memory is one mapping without access rights; they are granted from a
+ * call's first operation to its end. One lock is held through every call, work
+ * included.
  */
 #include "gpu/mock.h"
 
@@ -28,6 +29,7 @@
 #include "gpu/ranges.h"
 
 #define ALIGN 256
+#define HUGE (2ull << 20)
 #define NEW 0xcd
 #define GONE 0xdd
 #define LOG_MAX (1u << 18) /* later calls are counted, not written down */
@@ -56,9 +58,10 @@ struct mock {
 	struct kvt_gpu gpu;
 	pthread_mutex_t lock;
 
-	uint8_t *memory;
+	uint8_t *memory; /* of huge pages, where there are any: rights of small ones take longer to change than most work */
+	bool open;
 	uint64_t bytes, used;
-	uint64_t touched; /* bytes from the beginning that were ever allocated */
+	uint64_t touched; /* bytes from the beginning that were ever allocated, whole huge pages */
 	struct kvt_ranges ranges;
 	struct kvt_table streams, events, graphs; /* streams.objects[0] is the default stream */
 
@@ -103,16 +106,17 @@ const char *kvt_mock_call_name(enum kvt_mock_call call)
 
 /* ---- running what is queued ---- */
 
+/* Until close_memory(), at the call's end. */
 static void open_memory(struct mock *m)
 {
-	if (m->touched)
-		mprotect(m->memory, m->touched, PROT_READ | PROT_WRITE);
+	if (!m->open && m->touched)
+		m->open = !mprotect(m->memory, m->touched, PROT_READ | PROT_WRITE);
 }
 
 static void close_memory(struct mock *m)
 {
-	if (m->touched && !m->gpu.host_readable)
-		mprotect(m->memory, m->touched, PROT_NONE);
+	if (m->open && !m->gpu.host_readable)
+		m->open = mprotect(m->memory, m->touched, PROT_NONE) != 0;
 }
 
 /* False, noting it, for a device address that is not in one live allocation. */
@@ -172,7 +176,6 @@ static int run_work(struct mock *m, const struct kvt_op *op)
 	else if (op->kind == KVT_OP_LAUNCH && !strcmp(op->launch.twin->module, "block") &&
 		 !strcmp(op->launch.twin->function, "copy"))
 		copied_items(m, op);
-	close_memory(m);
 	return err;
 }
 
@@ -285,7 +288,6 @@ static void go(struct mock *m)
 	}
 	open_memory(m);
 	memset(m->memory, GONE, m->touched);
-	close_memory(m);
 }
 
 /* Write the call down and decide whether it fails. Takes the lock; leave() lets it go. */
@@ -329,6 +331,7 @@ static int leave(struct mock *m, int result)
 		m->log[m->n_log - 1].result = result;
 	while ((s = pick(m, NULL, true)))
 		step(m, s);
+	close_memory(m);
 	pthread_mutex_unlock(&m->lock);
 	return result;
 }
@@ -350,9 +353,9 @@ static void *ptr_of(uint64_t address)
 
 static int device_alloc(struct mock *m, uint64_t bytes, kvt_dptr *p)
 {
-	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), end;
 	uintptr_t at = (uintptr_t)m->memory;
 	const struct kvt_range *in_the_way;
+	uint64_t end;
 	int err;
 
 	m->allocs++;
@@ -367,13 +370,16 @@ static int device_alloc(struct mock *m, uint64_t bytes, kvt_dptr *p)
 	err = kvt_ranges_add(&m->ranges, KVT_RANGE_DEVICE, at, bytes);
 	if (err)
 		return err;
-	end = (end + bytes + page - 1) / page * page;
-	if (end > m->touched)
+	end = (end + bytes + HUGE - 1) / HUGE * HUGE;
+	if (end > m->bytes)
+		end = m->bytes;
+	if (end > m->touched) {
 		m->touched = end;
+		m->open = false;
+	}
 	m->used += bytes;
 	open_memory(m);
 	memset(ptr_of(at), NEW, bytes);
-	close_memory(m);
 	*p = at;
 	return 0;
 }
@@ -451,7 +457,6 @@ static void mock_free(struct kvt_gpu *gpu, kvt_dptr p)
 		m->used -= bytes;
 		open_memory(m);
 		memset(ptr_of(p), GONE, bytes);
-		close_memory(m);
 	}
 	leave(m, 0);
 }
@@ -1064,6 +1069,7 @@ int kvt_mock_open(uint64_t memory, struct kvt_gpu **gpu)
 		free(m);
 		return kvt_fail(-ENOMEM, "mock: no %llu bytes of address space", (unsigned long long)memory);
 	}
+	madvise(m->memory, m->bytes, MADV_HUGEPAGE); /* a wish: smaller pages serve as well */
 	if (add_object(&m->streams, calloc(1, sizeof(struct stream)), &first)) {
 		munmap(m->memory, m->bytes);
 		free(m);
