@@ -7,7 +7,7 @@ failed=0
 
 # expect PATTERN SCRIPT: what scripts/run-test prints about a test that is SCRIPT (a limit of 2 s)
 expect() {
-	got=$(scripts/run-test "$TMPDIR/out" 2 some/test sh -c "$2" | sed -E 's/ +[0-9]+\.[0-9] s +/ /')
+	got=$(scripts/run-test "$TMPDIR/out" 2 some/test sh -c "$2" | sed -E 's/( +[0-9]+\.[0-9] s){2} +/ /')
 	# shellcheck disable=SC2254 # patterns are meant
 	case $got in
 	$1) ;;
@@ -26,6 +26,12 @@ expect 'fail  some/test stopped after 2 s*began*' 'echo began; sleep 30'
 expect 'fail  some/test left behind in TMPDIR: litter *' 'touch "$TMPDIR/litter"'
 expect 'pass  some/test*
 skip  some/test: one case: no disk' 'echo "SKIP: one case: no disk"'
+
+# Of its two times, the second is that of a CPU: sleep takes none.
+times=$(scripts/run-test "$TMPDIR/out" 9 some/test sh -c 'sleep 0.3; seq 300000 | sort -R | tail -n 1' | tr -s ' ' | cut -d ' ' -f 3,5)
+echo "$times" | awk '{ exit !($2 > 0 && $1 >= 0.3) }' || { echo "times: $times"; failed=1; }
+times=$(scripts/run-test "$TMPDIR/out" 9 some/test sleep 0.3 | tr -s ' ' | cut -d ' ' -f 3,5)
+echo "$times" | awk '{ exit !($2 < 0.2 && $1 >= 0.3) }' || { echo "times of a sleep: $times"; failed=1; }
 
 # summary CODE PATTERN: of what is in out
 summary() {
