@@ -264,8 +264,9 @@ static int load_error(struct kvt_store *s, uint32_t block, int err)
 	const struct block *b = &s->blocks[block];
 
 	if (err == -EBADMSG)
-		return kvt_fail(err, "a block of plane %u is lost: what the disk gave back is not what was written; the sequence must be computed again",
-				b->plane);
+		return kvt_fail(err, "a block of plane %u is lost: %s; the sequence must be computed again", b->plane,
+				s->gpu_lost ? "nobody else had it than the GPU that is gone, or the disk gave back something else" :
+					      "what the disk gave back is not what was written");
 	return kvt_fail(err, "reading a block of plane %u from disk slot %u failed: %s", b->plane, b->slot, strerror(-err));
 }
 
