@@ -225,6 +225,7 @@ rm "$dir/fifo"
 	refuse 1 '--ram-bytes is 1000; .* at least [0-9]+ are needed' $good --prompt a --ram-bytes 1000
 	refuse 1 '--pinned-bytes is 4095 bytes: less than a block of 65536' $good --prompt a --pinned-bytes 4095
 	refuse 1 '--disk-bytes is 4095 bytes: less than a block of 65536' $good --prompt a --disk-bytes 4095
+	refuse 1 'the cpu backend has device 0 alone, 5 asked for' $good --prompt a --gpu-bytes 1M --backend cpu --device 5
 	refuse 1 '--gpu-bytes is 10 bytes: less than a block of 65536' $good --prompt a --gpu-bytes 10
 	refuse 1 "--ram-bytes [0-9]+ and --pinned-bytes 0 are more than this machine's [0-9]+ bytes" $good --prompt a --ram-bytes 64T
 	refuse 1 "--ram-bytes 0 and --pinned-bytes [0-9]+ are more than this machine's [0-9]+ bytes" $good --prompt a --pinned-bytes 900T
