@@ -84,6 +84,21 @@ static __device__ __forceinline__ void copy16(uint32_t dst, uint64_t src, bool t
 		     : "memory");
 }
 
+/* A policy of the L2 for what is read once: it makes room before other things have to, such as splits' parts. */
+static __device__ __forceinline__ uint64_t once_policy(void)
+{
+	uint64_t policy;
+
+	asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+	return policy;
+}
+
+static __device__ __forceinline__ void copy16_once(uint32_t dst, uint64_t src, uint64_t policy)
+{
+	asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "l"(policy)
+		     : "memory");
+}
+
 /* ---- barriers in shared memory: what was copied is there ---- */
 
 static __device__ __forceinline__ void barrier_init(uint64_t *b, uint32_t count)
@@ -198,6 +213,20 @@ static __device__ __forceinline__ float load_float(uint64_t address, uint64_t i,
 static __device__ __forceinline__ uint32_t whole_steps(uint32_t dim)
 {
 	return (dim + 15) / 16 * 16;
+}
+
+/*
+ * Or rows are whole lines of 128 bytes whose 16-byte pieces are exchanged by the row's number: eight rows' lie in all
+ * banks too, and a line that is copied stays one line.
+ */
+static __device__ __forceinline__ uint32_t whole_lines(uint32_t dim)
+{
+	return (2 * dim + 127) / 128 * 128;
+}
+
+static __device__ __forceinline__ uint32_t swizzled_piece(uint32_t row, uint32_t piece)
+{
+	return piece / 8 * 128 + (piece ^ row) % 8 * 16;
 }
 
 /* ---- what a query row sees ---- */
@@ -593,9 +622,10 @@ static __device__ __forceinline__ uint64_t group_of(uint64_t found, uint32_t til
 
 /*
  * A tile into shared memory by 128 threads, WIDTH of them side by side, rows @stride bytes apart, @pieces of 16 bytes
- * each; rows outside [from, to) are zeros, but for @whole tiles. @group(i): where the tile's i-th 16 rows are.
+ * each, exchanged or not; rows outside [from, to) are zeros, but for @whole tiles. @group(i): where the tile's i-th 16
+ * rows are.
  */
-template <int WIDTH, typename GROUP> static __device__ __forceinline__ void
+template <int WIDTH, bool SWIZZLED, typename GROUP> static __device__ __forceinline__ void
 load_tile(GROUP group, uint32_t row_bytes, uint32_t pieces, uint32_t tile, uint32_t from, uint32_t to, bool whole, uint32_t dst,
 	  uint32_t stride)
 {
@@ -603,7 +633,9 @@ load_tile(GROUP group, uint32_t row_bytes, uint32_t pieces, uint32_t tile, uint3
 	const uint32_t row = threadIdx.x % 128 / WIDTH;
 
 	for (uint32_t piece0 = 0; piece0 < pieces; piece0 += WIDTH) {
-		const uint32_t piece = piece0 + threadIdx.x % WIDTH, to_row = dst + row * stride + piece * 16;
+		const uint32_t piece = piece0 + threadIdx.x % WIDTH;
+		const uint32_t to_row = dst + row * stride + (SWIZZLED ? piece / 8 * 128 : piece * 16);
+		const uint32_t place = SWIZZLED ? (piece ^ row) % 8 * 16 : 0; /* of row 0 of 8 */
 		const uint64_t in_group = row * (uint64_t)row_bytes + piece * 16;
 
 		if (whole) {
@@ -614,7 +646,8 @@ load_tile(GROUP group, uint32_t row_bytes, uint32_t pieces, uint32_t tile, uint3
 #pragma unroll
 				for (uint32_t r = 0; r < 16; r += down)
 					if (piece < pieces)
-						copy16(to_row + (i * 16 + r) * stride, at + r * (uint64_t)row_bytes);
+						copy16(to_row + (i * 16 + r) * stride + (SWIZZLED ? place ^ r % 8 * 16 : 0),
+						       at + r * (uint64_t)row_bytes);
 			}
 		} else {
 #pragma unroll 1
@@ -627,7 +660,8 @@ load_tile(GROUP group, uint32_t row_bytes, uint32_t pieces, uint32_t tile, uint3
 					const bool there = base && position >= from && position < to;
 
 					if (piece < pieces)
-						copy16(to_row + (i * 16 + r) * stride, at + r * (uint64_t)row_bytes, there);
+						copy16(to_row + (i * 16 + r) * stride + (SWIZZLED ? place ^ r % 8 * 16 : 0),
+						       at + r * (uint64_t)row_bytes, there);
 				}
 			}
 		}
@@ -640,10 +674,11 @@ static __device__ __forceinline__ void clear16(uint32_t address)
 }
 
 /* All threads: zeros into the last 16 bytes of rows @stride bytes apart, where nothing is copied. */
+template <bool SWIZZLED>
 static __device__ __forceinline__ void clear_ends(uint32_t rows0, uint32_t rows, uint32_t stride, uint32_t dim)
 {
 	for (uint32_t i = threadIdx.x; dim % 16 && i < rows; i += blockDim.x)
-		clear16(rows0 + i * stride + 2 * dim);
+		clear16(rows0 + i * stride + (SWIZZLED ? swizzled_piece(i, dim / 8) : 2 * dim));
 }
 
 /* WARPS: query rows [row, row + n) into shared memory, rounded to the codec; what is not there is zeros. */

@@ -19,19 +19,20 @@ struct decode_shared {
 
 /* What lies where in shared memory. */
 struct decode_layout {
-	uint32_t k_stride, v_stride, queries, stage0, stage_bytes, stages;
+	uint32_t q_stride, k_stride, v_stride, queries, stage0, stage_bytes, stages;
 };
 
 static __device__ __forceinline__ decode_layout get_layout(const attend_args &a)
 {
 	decode_layout l;
 
-	l.k_stride = 2 * whole_steps(a.k_dim) + PAD;
-	l.v_stride = 2 * whole_steps(a.v_dim) + PAD;
+	l.q_stride = 2 * whole_steps(a.k_dim) + PAD;
+	l.k_stride = whole_lines(a.k_dim);
+	l.v_stride = whole_lines(a.v_dim);
 	l.queries = (sizeof(decode_shared) + 4 * (a.n_seqs + 1) + 127) / 128 * 128;
 	l.stage_bytes = TILE * (l.k_stride + l.v_stride);
-	l.stages = min((dynamic_shared_bytes() - l.queries - DECODE_ROWS * l.k_stride) / l.stage_bytes, (uint32_t)STAGES_MAX);
-	l.stage0 = shared_address(attend_memory) + l.queries + DECODE_ROWS * l.k_stride;
+	l.stages = min((dynamic_shared_bytes() - l.queries - DECODE_ROWS * l.q_stride) / l.stage_bytes, (uint32_t)STAGES_MAX);
+	l.stage0 = shared_address(attend_memory) + l.queries + DECODE_ROWS * l.q_stride; /* a whole line */
 	return l;
 }
 
@@ -63,10 +64,10 @@ load_splits(const attend_args &a, decode_shared &sh, const decode_layout &l)
 			auto k_group = [&](uint32_t i) { return group_of(k, t, i); };
 			auto v_group = [&](uint32_t i) { return group_of(v, t, i); };
 
-			load_tile<WIDTH>(k_group, a.k_row_bytes, a.k_dim / 8, t, u.from, u.to, whole, at, l.k_stride);
+			load_tile<WIDTH, true>(k_group, a.k_row_bytes, a.k_dim / 8, t, u.from, u.to, whole, at, l.k_stride);
 			barrier_arrive_copied(&sh.there[stage][0]);
-			load_tile<WIDTH>(v_group, a.v_row_bytes, a.v_dim / 8, t, u.from, u.to, whole, at + TILE * l.k_stride,
-					 l.v_stride);
+			load_tile<WIDTH, true>(v_group, a.v_row_bytes, a.v_dim / 8, t, u.from, u.to, whole,
+					       at + TILE * l.k_stride, l.v_stride);
 			barrier_arrive_copied(&sh.there[stage][1]);
 			if (++stage == l.stages) {
 				stage = 0;
@@ -90,8 +91,8 @@ compute_splits(const attend_args &a, decode_shared &sh, const decode_layout &l)
 	const uint64_t part_floats = (uint64_t)a.part_rows * (a.v_dim + 2);
 	/* a lane's rows of 16-byte pieces for ldmatrix: A and transposed B; B */
 	const uint32_t a_row = lane % 16, a_column = lane / 16 * 16;
-	const uint32_t b_row = lane % 8 + lane / 16 * 8, b_column = lane / 8 % 2 * 16;
-	const uint32_t q_row = shared_address(attend_memory) + l.queries + a_row * l.k_stride + a_column;
+	const uint32_t b_row = lane % 8 + lane / 16 * 8, b_place = (lane / 8 % 2 ^ lane % 8) * 16;
+	const uint32_t q_row = shared_address(attend_memory) + l.queries + a_row * l.q_stride + a_column;
 	uint32_t stage = 0, parity = 0;
 
 	for (uint32_t unit = blockIdx.x; unit < sh.before[a.n_seqs]; unit += gridDim.x) {
@@ -106,13 +107,13 @@ compute_splits(const attend_args &a, decode_shared &sh, const decode_layout &l)
 		group_sync(1); /* the last unit is done with */
 		if (threadIdx.x < DECODE_ROWS)
 			sh.rows[threadIdx.x] = get_row(a, u.s, u.row0 + threadIdx.x, u.kv_head);
-		load_queries<CODEC, 4>(a, u.s, u.kv_head, u.row0, DECODE_ROWS, attend_memory + l.queries, l.k_stride);
+		load_queries<CODEC, 4>(a, u.s, u.kv_head, u.row0, DECODE_ROWS, attend_memory + l.queries, l.q_stride);
 		group_sync(1);
 
 		for (uint32_t t = 0; t < u.tiles; t++) {
 			const uint32_t k_at = l.stage0 + stage * l.stage_bytes, v_at = k_at + TILE * l.k_stride;
 			const uint32_t tile = (u.tile0 + t) * TILE, position = tile + warp * 16 + lane % 4 * 2;
-			const uint32_t k_row = k_at + (warp * 16 + b_row) * l.k_stride + b_column;
+			const uint32_t k_row = k_at + (warp * 16 + b_row) * l.k_stride;
 			float score[2][4] = {}, scale[2];
 			uint32_t weights[TILE / 16][4];
 
@@ -123,10 +124,9 @@ compute_splits(const attend_args &a, decode_shared &sh, const decode_layout &l)
 
 #pragma unroll
 				for (int i = 0; i < 4; i++) {
-					const uint32_t at = min(2 * d + i * 32, l.k_stride - PAD - 32); /* not behind the row */
-
-					matrices(qa[i], q_row + at);
-					matrices(kb[i], k_row + at);
+					/* not behind the row */
+					matrices(qa[i], q_row + min(2 * d + i * 32, l.q_stride - PAD - 32));
+					matrices(kb[i], k_row + 2 * d + (b_place ^ i * 32));
 				}
 #pragma unroll
 				for (int i = 0; i < 4; i++) {
@@ -195,12 +195,17 @@ compute_splits(const attend_args &a, decode_shared &sh, const decode_layout &l)
 				matrices(weights[p], shared_address(&sh.weights[a_row][a_column + p * 32]));
 
 			const uint32_t column0 = warp * COLUMNS, pieces = column0 < a.v_dim ? (a.v_dim - column0) / 8 : 0;
-			auto v_piece = [&](uint32_t row, uint32_t piece) { return v_at + row * l.v_stride + piece * 16; };
+			auto v_piece = [&](uint32_t row, uint32_t piece) {
+				return v_at + row * l.v_stride + swizzled_piece(row, piece);
+			};
 			auto own_piece = [&](uint32_t row, uint32_t piece) { return v_piece(row, piece + column0 / 8); };
 
 			if (partly && group_any(1, any_not_finite<CODEC, 128>(a.v_dim / 8, v_piece))) {
 				careful_output<CODEC>(acc, weights, pieces, own_piece);
 			} else {
+				const uint32_t v_row = v_at + a_row * l.v_stride + column0 / 64 * 128;
+				const uint32_t v_place = (column0 / 8 + lane / 16 ^ lane) % 8 * 16;
+
 #pragma unroll
 				for (int p0 = 0; p0 < TILE / 16; p0 += BATCH) { /* loads, then products */
 					constexpr int ACROSS = COLUMNS / 16;
@@ -208,10 +213,11 @@ compute_splits(const attend_args &a, decode_shared &sh, const decode_layout &l)
 
 #pragma unroll
 					for (int i = 0; i < BATCH * ACROSS; i++) {
-						const uint32_t row = (p0 + i / ACROSS) * 16 + a_row, piece = i % ACROSS * 2;
+						const uint32_t piece = i % ACROSS * 2;
 
 						if (piece < pieces)
-							matrices_transposed(vb[i], own_piece(row, piece) + a_column);
+							matrices_transposed(vb[i], v_row + (p0 + i / ACROSS) * 16 * l.v_stride +
+									   piece / 8 * 128 + (v_place ^ piece % 8 * 16));
 					}
 #pragma unroll
 					for (int i = 0; i < BATCH * ACROSS; i++) {
@@ -224,9 +230,7 @@ compute_splits(const attend_args &a, decode_shared &sh, const decode_layout &l)
 					}
 				}
 			}
-			__syncwarp(); /* all lanes have read it */
-			if (lane == 0)
-				barrier_arrive(&sh.empty[stage]);
+			barrier_arrive(&sh.empty[stage]);
 			if (++stage == l.stages) {
 				stage = 0;
 				parity ^= 1;
@@ -265,11 +269,13 @@ template <int CODEC, int COLUMNS> static __device__ __forceinline__ void decode(
 	if (threadIdx.x < 2 * STAGES_MAX)
 		barrier_init(&sh.there[0][threadIdx.x], 128); /* threads that load */
 	if (threadIdx.x < STAGES_MAX)
-		barrier_init(&sh.empty[threadIdx.x], 4); /* warps that compute */
+		barrier_init(&sh.empty[threadIdx.x], 128); /* that compute */
 	for (uint32_t i = 0; i < l.stages; i++) {
-		clear_ends(l.stage0 + i * l.stage_bytes, TILE, l.k_stride, a.k_dim);
-		clear_ends(l.stage0 + i * l.stage_bytes + TILE * l.k_stride, TILE, l.v_stride, a.v_dim);
+		clear_ends<true>(l.stage0 + i * l.stage_bytes, TILE, l.k_stride, a.k_dim);
+		clear_ends<true>(l.stage0 + i * l.stage_bytes + TILE * l.k_stride, TILE, l.v_stride, a.v_dim);
 	}
+	wait_for_earlier();
+	let_next_begin();
 	count_units(sh.before, a.n_seqs, [&](uint32_t i) {
 		const sequence s = get_sequence(a, i);
 		uint32_t first;

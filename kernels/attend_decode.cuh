@@ -8,6 +8,7 @@
 #define KVT_KERNELS_ATTEND_DECODE_CUH
 
 #include "attend.cuh"
+#include "early.cuh"
 
 #define DECODE_ROWS 16
 
@@ -63,6 +64,13 @@ static __device__ __forceinline__ decode_unit get_decode_unit(const attend_args 
 	u.tile0 = u.from / TILE;
 	u.tiles = u.from < u.to ? (u.to - 1) / TILE + 1 - u.tile0 : 0;
 	return u;
+}
+
+/* The @i-th line of what lies from @at on: it is asked for before it is known what of it is needed. */
+static __device__ __forceinline__ void prefetch(uint64_t at, uint64_t bytes, uint32_t i)
+{
+	if (i * 128ull < bytes)
+		asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i * 128ull));
 }
 
 #endif

@@ -35,7 +35,7 @@ template <int CODEC, int SLICE> static __device__ __forceinline__ void prefill(c
 	if (threadIdx.x < 2 * STAGES_MAX)
 		barrier_init(&sh.there[0][threadIdx.x], 128);
 	for (uint32_t i = 0; i < stages; i++)
-		clear_ends(stages0 + i * stage_bytes, TILE, k_stride, a.k_dim);
+		clear_ends<false>(stages0 + i * stage_bytes, TILE, k_stride, a.k_dim);
 	count_units(sh.before, a.n_seqs, [&](uint32_t i) {
 		return (get_sequence(a, i).n * group + PREFILL_ROWS - 1) / PREFILL_ROWS * a.kv_heads * slices;
 	});
@@ -85,10 +85,10 @@ template <int CODEC, int SLICE> static __device__ __forceinline__ void prefill(c
 			const bool k_whole = inside && k_group(0) && k_group(1) && k_group(2) && k_group(3);
 			const bool v_whole = inside && v_group(0) && v_group(1) && v_group(2) && v_group(3);
 
-			load_tile<SLICE / 8>(k_group, a.k_row_bytes, a.k_dim / 8, tile, from, to, k_whole, at, k_stride);
+			load_tile<SLICE / 8, false>(k_group, a.k_row_bytes, a.k_dim / 8, tile, from, to, k_whole, at, k_stride);
 			barrier_arrive_copied(&sh.there[load_stage][0]);
-			load_tile<SLICE / 8>(v_group, a.v_row_bytes, width / 8, tile, from, to, v_whole, at + TILE * k_stride,
-					     v_stride);
+			load_tile<SLICE / 8, false>(v_group, a.v_row_bytes, width / 8, tile, from, to, v_whole,
+						    at + TILE * k_stride, v_stride);
 			barrier_arrive_copied(&sh.there[load_stage][1]);
 			load_stage = load_stage + 1 < stages ? load_stage + 1 : 0;
 			loaded++;

@@ -23,17 +23,6 @@ struct small_shared {
 	uint32_t before[]; /* [n_seqs + 1] */
 };
 
-/* Rows of K and V are whole lines of 128 bytes whose 16-byte pieces are exchanged by the row's number. */
-static __device__ __forceinline__ uint32_t whole_lines(uint32_t dim)
-{
-	return (2 * dim + 127) / 128 * 128;
-}
-
-static __device__ __forceinline__ uint32_t swizzled_piece(uint32_t row, uint32_t piece)
-{
-	return piece / 8 * 128 + (piece ^ row) % 8 * 16;
-}
-
 /* What lies where: tiles of K, and those of V that fit beside them; the others follow K in its place. */
 struct small_layout {
 	uint32_t q_stride, k_stride, v_stride, queries, tile_bytes, tiles0, tiles;
@@ -187,13 +176,6 @@ small_merge(const attend_args &a, small_shared &sh, const decode_unit &u, const 
 	}
 }
 
-/* A thread's line of what lies from @at on: it is asked for before it is known what of it is needed. */
-static __device__ __forceinline__ void small_prefetch(uint64_t at, uint64_t bytes)
-{
-	if (threadIdx.x * 128 < bytes)
-		asm volatile("prefetch.global.L2 [%0];" ::"l"(at + threadIdx.x * 128));
-}
-
 template <int CODEC> static __device__ __forceinline__ void small(const attend_args &a)
 {
 	small_shared &sh = *reinterpret_cast<small_shared *>(attend_memory);
@@ -207,10 +189,12 @@ template <int CODEC> static __device__ __forceinline__ void small(const attend_a
 	float *const parts = reinterpret_cast<float *>(a.parts) + KVT_ATTEND_COUNTERS;
 	uint32_t phases = 0; /* of tiles */
 
-	small_prefetch(a.k_blocks, 8ull * a.n_seqs * a.table_stride);
-	small_prefetch(a.v_blocks, 8ull * a.n_seqs * a.table_stride);
+	prefetch(a.k_blocks, 8ull * a.n_seqs * a.table_stride, threadIdx.x);
+	prefetch(a.v_blocks, 8ull * a.n_seqs * a.table_stride, threadIdx.x);
 	if (threadIdx.x < SMALL_TILES)
 		barrier_init(&sh.there[threadIdx.x], 32);
+	wait_for_earlier();
+	let_next_begin();
 	count_units(sh.before, a.n_seqs, [&](uint32_t i) {
 		const sequence s = get_sequence(a, i);
 		uint32_t first;

@@ -6,13 +6,14 @@
  * nobody but the loading warps, which fill a ring of stages: a tile's K, then its V.
  *
  * Multiprocessors read at rates that differ by a third: so units are dealt one
- * by one as blocks are done with theirs.
+ * by one, as late as loading can go on without a gap.
  */
 #include "attend_decode.cuh"
 
 #define WIDE_HEADS 4
 #define WIDE_STAGES 8
 #define WIDE_AHEAD 4 /* units that are dealt and not begun by all warps */
+#define WIDE_LATE 4  /* stages that are yet to be asked for when the next unit is dealt; its number is asked for before */
 
 template <int DIM> struct wide {
 	static constexpr uint32_t row = WIDE_HEADS * DIM * 2;
@@ -34,9 +35,7 @@ static __device__ __forceinline__ uint32_t wide_unit(wide_shared &sh, uint32_t n
 
 	barrier_wait(&sh.dealt[n % WIDE_AHEAD], n / WIDE_AHEAD % 2);
 	unit = sh.unit[n % WIDE_AHEAD];
-	__syncwarp();
-	if (threadIdx.x % 32 == 0)
-		barrier_arrive(&sh.taken[n % WIDE_AHEAD]);
+	barrier_arrive(&sh.taken[n % WIDE_AHEAD]);
 	return unit;
 }
 
@@ -49,22 +48,27 @@ struct dealer {
 		return reinterpret_cast<uint32_t *>(a.parts) + KVT_ATTEND_COUNTERS - 1;
 	}
 
-	__device__ __forceinline__ void deal(wide_shared &sh, const attend_args &a, uint32_t units)
+	/* For the next time: it is not waited for. */
+	__device__ __forceinline__ void draw(const attend_args &a)
 	{
-		const uint32_t unit = n ? next : blockIdx.x, slot = n % WIDE_AHEAD;
-
-		barrier_wait(&sh.taken[slot], n / WIDE_AHEAD % 2 ^ 1);
-		sh.unit[slot] = unit;
-		barrier_arrive(&sh.dealt[slot]);
-		n++;
-		if (n > 1 && unit >= units)
-			return;
-		next = gridDim.x + atomicAdd(counter(a), 1); /* for the next time: it is not waited for */
+		next = gridDim.x + atomicAdd(counter(a), 1);
 	}
 
-	/* Each block has got one number behind the last unit's; who got the last of them was the last to ask. */
+	__device__ __forceinline__ void deal(wide_shared &sh)
+	{
+		const uint32_t slot = n % WIDE_AHEAD;
+
+		barrier_wait(&sh.taken[slot], n / WIDE_AHEAD % 2 ^ 1);
+		sh.unit[slot] = next;
+		barrier_arrive(&sh.dealt[slot]);
+		n++;
+	}
+
+	/* Each block gets one number behind the last unit's, also who has had no unit; the last of them is asked for last. */
 	__device__ __forceinline__ void end(const attend_args &a, uint32_t units)
 	{
+		if (n == 1)
+			draw(a);
 		if (next == max(units, gridDim.x) + gridDim.x - 1)
 			*counter(a) = 0;
 	}
@@ -80,11 +84,15 @@ wide_load(const attend_args &a, wide_shared &sh, uint32_t stage0, uint32_t stage
 	const uint32_t thread = threadIdx.x % 128, row = thread / pieces, units = sh.before[a.n_seqs];
 	/* the 16 bytes of a line are exchanged by the row's number: lines stay lines, and eight rows lie in all banks */
 	const uint32_t line = row * shape::row + thread % pieces / 8 * 128, place = (thread ^ row) % 8 * 16;
+	const uint64_t policy = once_policy();
 	uint32_t stage = 0, parity = 1, unit, next_unit;
 	uint64_t next_k = 0, next_v = 0;
-	dealer d = { 0, 0 };
+	dealer d = { 0, blockIdx.x };
 	decode_unit next;
-	auto find = [&](uint32_t n) { /* where the n-th unit's rows are: they are not waited for */
+	auto begin = [&](uint32_t n) { /* the n-th unit; where its rows are is not waited for */
+		if (thread == 0)
+			d.deal(sh);
+		__syncwarp();
 		next_unit = wide_unit(sh, n);
 		next = get_decode_unit(a, sh.before, next_unit, a.kv_heads / WIDE_HEADS);
 		if (!next.tiles)
@@ -95,19 +103,19 @@ wide_load(const attend_args &a, wide_shared &sh, uint32_t stage0, uint32_t stage
 				    next.kv_head * shape::row, next.tile0 / (SPLIT / TILE), next.from, next.to);
 	};
 
-	if (thread == 0)
-		d.deal(sh, a, units);
-	__syncwarp();
-	find(0);
+	begin(0);
 	for (uint32_t n = 1; unit = next_unit, unit < units; n++) {
 		const decode_unit u = next;
 		const uint64_t k = next_k, v = next_v;
+		const uint32_t all = u.tiles * 2 * shape::per_tile;
 
-		if (thread == 0)
-			d.deal(sh, a, units);
-		__syncwarp();
-		find(n);
-		for (uint32_t i = 0; i < u.tiles * 2 * shape::per_tile; i++) {
+		for (uint32_t i = 0;; i++) {
+			if (thread == 0 && i == all - min(all, 2u * WIDE_LATE))
+				d.draw(a);
+			if (i == all - min(all, (uint32_t)WIDE_LATE))
+				begin(n);
+			if (i == all)
+				break;
 			const uint32_t t = u.tile0 + i / (2 * shape::per_tile), first = i % shape::per_tile * shape::rows;
 			const bool is_v = i / shape::per_tile % 2;
 			const uint64_t found = is_v ? v : k, row_bytes = is_v ? a.v_row_bytes : a.k_row_bytes;
@@ -123,7 +131,8 @@ wide_load(const attend_args &a, wide_shared &sh, uint32_t stage0, uint32_t stage
 				if (base && position >= u.from && position + 16 <= u.to) {
 #pragma unroll
 					for (uint32_t r = 0; r < 16; r += down)
-						copy16(dst + r * shape::row + (place ^ r % 8 * 16), src + r * row_bytes);
+						copy16_once(dst + r * shape::row + (place ^ r % 8 * 16),
+							    src + r * row_bytes, policy);
 				} else {
 #pragma unroll 1
 					for (uint32_t r = 0; r < 16; r += down)
@@ -186,9 +195,7 @@ wide_compute(const attend_args &a, wide_shared &sh, uint32_t stage0, uint32_t st
 
 	auto ready = [&]() { barrier_wait(&sh.full[stage], parity); };
 	auto done = [&]() {
-		__syncwarp();
-		if (lane == 0)
-			barrier_arrive(&sh.empty[stage]);
+		barrier_arrive(&sh.empty[stage]);
 		if (++stage == stages) {
 			stage = 0;
 			parity ^= 1;
@@ -325,13 +332,17 @@ template <int CODEC, int DIM> static __device__ __forceinline__ void decode_wide
 	const uint32_t stages = min((dynamic_shared_bytes() - header) / wide<DIM>::stage, (uint32_t)WIDE_STAGES);
 
 	if (threadIdx.x < WIDE_STAGES) {
-		barrier_init(&sh.full[threadIdx.x], 128);		/* threads that load */
-		barrier_init(&sh.empty[threadIdx.x], WIDE_HEADS); /* warps that compute */
+		barrier_init(&sh.full[threadIdx.x], 128);	       /* threads that load */
+		barrier_init(&sh.empty[threadIdx.x], WIDE_HEADS * 32); /* that compute */
 	}
 	if (threadIdx.x < WIDE_AHEAD) {
 		barrier_init(&sh.dealt[threadIdx.x], 1);
-		barrier_init(&sh.taken[threadIdx.x], WIDE_HEADS + 4); /* all warps */
+		barrier_init(&sh.taken[threadIdx.x], WIDE_HEADS * 32 + 128); /* all threads */
 	}
+	prefetch(a.k_blocks, 8ull * a.n_seqs * a.table_stride, blockIdx.x * blockDim.x + threadIdx.x);
+	prefetch(a.v_blocks, 8ull * a.n_seqs * a.table_stride, blockIdx.x * blockDim.x + threadIdx.x);
+	wait_for_earlier();
+	let_next_begin();
 	count_units(sh.before, a.n_seqs, [&](uint32_t i) {
 		const sequence s = get_sequence(a, i);
 		uint32_t first;

@@ -337,7 +337,7 @@ static void launch(struct kvt_attend_args *a, const struct kvt_attend_recipe *r,
 		if (grid && i == 0)
 			dim.x = grid;
 		OK(g->ops->kernel(g, "attend", r->step[i].function, &kernel));
-		OK(g->ops->launch(g, kernel, dim, r->step[i].block, r->step[i].shared_bytes, stream, args, 1));
+		OK(g->ops->launch_early(g, kernel, dim, r->step[i].block, r->step[i].shared_bytes, stream, args, 1));
 	}
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "gpu/attend.h"
+#include "gpu/op.h"
 #include "kvtier.h"
 #include "lib/gpu_attend.h"
 
@@ -74,6 +75,28 @@ START_TEST(recipes_fit_the_device)
 				ck_assert_uint_eq(r.n, tokens == 1 && !a.fused ? 2 : 1);
 				ck_assert_uint_eq(r.scratch_bytes != 0, tokens == 1);
 			}
+}
+END_TEST
+
+/* What merges begins while what leaves the parts ends, which has waited for what is before both. */
+START_TEST(decoding_begins_early)
+{
+	static const enum kvt_attend_path paths[] = { KVT_ATTEND_DECODE, KVT_ATTEND_WIDE, KVT_ATTEND_SMALL };
+	struct kvt_attend_limits limits = { .tokens = 1, .seq_tokens = 1, .rows = 131072 };
+
+	for (size_t i = 0; i < sizeof(paths) / sizeof(*paths); i++) {
+		struct kvt_attend_args a = good();
+		struct kvt_attend_recipe r;
+
+		ck_assert_int_eq(kvt_attend_recipe_path(&h200, &limits, paths[i], &a, &r), 0);
+		ck_assert_uint_eq(r.n, 2);
+		for (uint32_t s = 0; s < r.n; s++) {
+			kvt_kernel k;
+
+			ck_assert_int_eq(kvt_twin_find("attend", r.step[s].function, &k), 0);
+			ck_assert_msg(kvt_twins[k].waits, "%s", r.step[s].function);
+		}
+	}
 }
 END_TEST
 
@@ -157,6 +180,7 @@ int main(void)
 	tcase_add_test(t, family_fast_is_refused_with_the_reason);
 	tcase_add_test(t, what_changes_the_order_of_rows_changes_bits);
 	tcase_add_test(t, recipes_fit_the_device);
+	tcase_add_test(t, decoding_begins_early);
 	tcase_add_test(t, bad_arguments_are_named);
 	suite_add_tcase(s, t);
 	r = srunner_create(s);

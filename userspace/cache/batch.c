@@ -616,7 +616,8 @@ static int launch_attention(void *arg)
 
 		ret = b->ops->kernel(b->gpu, "attend", step->function, &kernel);
 		if (!ret)
-			ret = b->ops->launch(b->gpu, kernel, step->grid, step->block, step->shared_bytes, b->stream, &list, 1);
+			ret = b->ops->launch_early(b->gpu, kernel, step->grid, step->block, step->shared_bytes, b->stream,
+						   &list, 1);
 	}
 	return ret;
 }

@@ -80,6 +80,12 @@ static uint32_t row_bytes(uint32_t dim)
 	return 2 * div_up(dim, 16) * 16 + PAD;
 }
 
+/* The same where they are whole lines of 128 bytes. */
+static uint32_t lines(uint32_t dim)
+{
+	return div_up(2 * dim, 128) * 128;
+}
+
 /* Of a K and a V tile. */
 static uint32_t stage_bytes(const struct kvt_attend_args *a, uint32_t v_dim)
 {
@@ -158,7 +164,7 @@ static int decode(const struct kvt_attend_device *d, const struct kvt_attend_lim
 
 	divide(d, l, a, r);
 	/* one block with all loads in flight where there is little to do */
-	shared = fit(d, DECODE_ROWS * row_bytes(a->k_dim) + DECODE_OTHER(a->n_seqs), stage_bytes(a, a->v_dim),
+	shared = fit(d, DECODE_ROWS * row_bytes(a->k_dim) + DECODE_OTHER(a->n_seqs), TILE * (lines(a->k_dim) + lines(a->v_dim)),
 		     n > d->processors ? 3 : UINT32_MAX, &blocks);
 	if (!shared && d->sm)
 		return too_large(d, a);
@@ -212,7 +218,7 @@ static int wide(const struct kvt_attend_device *d, const struct kvt_attend_limit
 static int small(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, struct kvt_attend_args *a,
 		 struct kvt_attend_recipe *r)
 {
-	uint32_t k_row = div_up(2 * a->k_dim, 128) * 128, v_row = div_up(2 * a->v_dim, 128) * 128, tiles, shared;
+	uint32_t k_row = lines(a->k_dim), v_row = lines(a->v_dim), tiles, shared;
 	uint64_t n = units(l, a);
 
 	if (a->k_dim > 128 || a->v_dim > 128)

@@ -17,10 +17,10 @@
  *							KVT_ATTEND_COUNTERS words are 0
  *	for (i = 0; i < r.n; i++) {
  *		kernel(gpu, "attend", r.step[i].function, &k);
- *		launch(gpu, k, r.step[i].grid, r.step[i].block, r.step[i].shared_bytes, stream, args, 1);
+ *		launch_early(gpu, k, r.step[i].grid, r.step[i].block, r.step[i].shared_bytes, stream, args, 1);
  *	}
  *
- * Steps are ordered on one stream. A recipe serves every call within its
+ * Steps are ordered on one stream, with nothing between them. A recipe serves every call within its
  * limits: the arrays that its arguments point to may change, also in a graph.
  * Launches that may run at the same time need scratch of their own. They leave
  * its counters at 0, whatever recipe is next.

@@ -64,7 +64,8 @@ static int launch(struct gb *g, struct call *c)
 
 		ret = g->ops->kernel(g->gpu, "attend", step->function, &kernel);
 		if (!ret)
-			ret = g->ops->launch(g->gpu, kernel, step->grid, step->block, step->shared_bytes, g->stream, args, 1);
+			ret = g->ops->launch_early(g->gpu, kernel, step->grid, step->block, step->shared_bytes, g->stream,
+						   args, 1);
 	}
 	return ret;
 }
