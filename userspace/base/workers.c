@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 /*
- * Compute threads. A run is published by raising the generation; each thread
- * takes indices from one counter until none is left. Threads look for the next
- * run for a moment before they sleep, since an engine's runs follow closely.
+ * Compute threads. A run is published by its number of indices; each thread
+ * takes one after the other until none is left, and the run is over when those
+ * that were taken are done: a thread that the machine has no core for holds
+ * nobody up. Threads look for the next run for a moment before they sleep,
+ * since an engine's runs follow closely.
  */
 #include "base/workers.h"
 
@@ -33,13 +35,16 @@ struct kvt_workers {
 	pthread_mutex_t turn; /* one run at a time; taken before lock */
 	pthread_mutex_t lock;
 	pthread_cond_t start, done;
-	atomic_uint generation;
-	_Atomic uint64_t next; /* wider than n: threads step past the end */
-	uint32_t n, asleep;
-	atomic_uint busy;
+	/*
+	 * Who lowers left has index n - left, and may read what is above it here: nothing of a run
+	 * changes until pending is 0. Both are 0 between runs.
+	 */
+	uint32_t n;
 	kvt_work_fn fn;
 	void *arg;
-	bool stop;
+	atomic_uint left, pending;
+	uint32_t asleep;
+	atomic_bool stop;
 	struct worker worker[];
 };
 
@@ -52,49 +57,60 @@ static void pause_cpu(void)
 #endif
 }
 
+static void finished(struct kvt_workers *w)
+{
+	if (atomic_fetch_sub(&w->pending, 1) != 1)
+		return;
+	pthread_mutex_lock(&w->lock);
+	pthread_cond_signal(&w->done);
+	pthread_mutex_unlock(&w->lock);
+}
+
 static void work(struct kvt_workers *w, uint32_t index)
 {
 	const struct kvt_workers *outer = inside;
-	uint64_t i;
+	unsigned int left = atomic_load(&w->left);
 
 	inside = w;
-	while ((i = atomic_fetch_add(&w->next, 1)) < w->n)
-		w->fn(w->arg, index, (uint32_t)i);
+	while (left) {
+		if (!atomic_compare_exchange_weak(&w->left, &left, left - 1))
+			continue;
+		w->fn(w->arg, index, w->n - left);
+		finished(w);
+		left = atomic_load(&w->left);
+	}
 	inside = outer;
+}
+
+static bool idle(struct kvt_workers *w)
+{
+	return !atomic_load(&w->left) && !atomic_load(&w->stop);
 }
 
 static void *worker_main(void *arg)
 {
 	struct worker *me = arg;
 	struct kvt_workers *w = me->all;
-	unsigned int seen = 0;
 
 	for (;;) {
-		for (int i = 0; i < SPINS && atomic_load(&w->generation) == seen; i++)
+		for (int i = 0; i < SPINS && idle(w); i++)
 			pause_cpu();
-		if (atomic_load(&w->generation) == seen) {
+		if (idle(w)) {
 			pthread_mutex_lock(&w->lock);
 			w->asleep++;
-			while (atomic_load(&w->generation) == seen)
+			while (idle(w))
 				pthread_cond_wait(&w->start, &w->lock);
 			w->asleep--;
 			pthread_mutex_unlock(&w->lock);
 		}
-		seen = atomic_load(&w->generation);
-		if (w->stop)
+		if (atomic_load(&w->stop))
 			return NULL;
 		work(w, me->index);
-		if (atomic_fetch_sub(&w->busy, 1) == 1) {
-			pthread_mutex_lock(&w->lock);
-			pthread_cond_signal(&w->done);
-			pthread_mutex_unlock(&w->lock);
-		}
 	}
 }
 
-static void publish(struct kvt_workers *w)
+static void wake(struct kvt_workers *w)
 {
-	atomic_fetch_add(&w->generation, 1);
 	pthread_mutex_lock(&w->lock);
 	if (w->asleep)
 		pthread_cond_broadcast(&w->start);
@@ -120,15 +136,15 @@ void kvt_workers_run(struct kvt_workers *w, uint32_t n, kvt_work_fn fn, void *ar
 		w->n = n;
 		w->fn = fn;
 		w->arg = arg;
-		atomic_store(&w->next, 0);
-		atomic_store(&w->busy, w->count - 1);
-		publish(w);
+		atomic_store(&w->pending, n);
+		atomic_store(&w->left, n);
+		wake(w);
 		work(w, 0);
-		for (int i = 0; i < SPINS && atomic_load(&w->busy); i++)
+		for (int i = 0; i < SPINS && atomic_load(&w->pending); i++)
 			pause_cpu();
-		if (atomic_load(&w->busy)) {
+		if (atomic_load(&w->pending)) {
 			pthread_mutex_lock(&w->lock);
-			while (atomic_load(&w->busy))
+			while (atomic_load(&w->pending))
 				pthread_cond_wait(&w->done, &w->lock);
 			pthread_mutex_unlock(&w->lock);
 		}
@@ -151,8 +167,8 @@ uint64_t kvt_workers_bytes(uint32_t threads)
 
 static void stop(struct kvt_workers *w, uint32_t started)
 {
-	w->stop = true;
-	publish(w);
+	atomic_store(&w->stop, true);
+	wake(w);
 	for (uint32_t i = 1; i < started; i++)
 		pthread_join(w->worker[i].thread, NULL);
 	pthread_cond_destroy(&w->start);
