@@ -66,6 +66,23 @@ printf 'x' | dd of="$dir/kept.256/slots" bs=1 seek=5000 conv=notrunc 2>/dev/null
 run --store "$dir/kept.256" --logits "$dir/logits" >/dev/null || exit 1
 cmp "$dir/logits" "$dir/cold" || complain "a changed byte on disk: other bytes"
 
+# superblocks that do not hold: nothing is used or removed, and the command that the message names removes it
+for bytes in 9 100 9000000; do
+	cp -r "$dir/kept.255" "$dir/damaged"
+	truncate -s $bytes "$dir/damaged/superblock"
+	for action in ls verify compact rm; do
+		"$KVT_BUILD/kvtier" store $action "$dir/damaged" 2>"$dir/text" && complain "store $action of a damaged directory"
+		grep -q 'store rm --force' "$dir/text" || complain "store $action: $(cat "$dir/text")"
+		[ -e "$dir/damaged/slots" ] || complain "store $action has removed a damaged directory"
+	done
+	"$KVT_BUILD/kvtier" store rm "$dir/damaged" --force || complain "store rm --force of a damaged directory"
+	[ ! -e "$dir/damaged" ] || complain "store rm --force has left $(ls -A "$dir/damaged")"
+done
+mkdir "$dir/other"
+touch "$dir/other/slots"
+"$KVT_BUILD/kvtier" store rm --force "$dir/other" 2>/dev/null && complain "store rm --force of what is no store"
+[ -e "$dir/other/slots" ] || complain "store rm --force has removed what is no store's"
+
 # a short prompt takes nothing from what a longer one has left there
 head -c 2000 "$model/heldout.txt" >"$dir/prompt"
 run --store "$dir/kept.long" >/dev/null || exit 1

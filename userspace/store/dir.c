@@ -118,7 +118,7 @@ static int read_super(struct kvt_dir *d)
 	}
 	close(fd);
 	if (n < 0 || n != st.st_size)
-		return kvt_fail(-EUCLEAN, "%s/superblock: it cannot be read", d->path);
+		return kvt_fail(-EUCLEAN, "%s/superblock: it cannot be read: what is in the directory cannot be used, remove it (kvtier store rm --force)", d->path);
 	ret = kvt_super_check(d->super, (uint64_t)n);
 	return ret ? kvt_fail_more(ret, "%s", d->path) : 0;
 }
@@ -206,7 +206,8 @@ static int open_log(struct kvt_dir *d)
 	return 0;
 }
 
-int kvt_dir_open(const char *path, const struct kvt_super *want, struct kvt_dir **dir)
+/* The folder itself, which nobody else has open from here on. */
+static int open_folder(const char *path, bool make, struct kvt_dir **dir)
 {
 	struct kvt_dir *d = calloc(1, sizeof(*d));
 	int ret;
@@ -216,7 +217,7 @@ int kvt_dir_open(const char *path, const struct kvt_super *want, struct kvt_dir 
 		return kvt_fail(-ENOMEM, "%s: no memory", path);
 	}
 	d->fd = d->lock = d->log = -1;
-	if (want && mkdir(path, 0700) && errno != EEXIST) {
+	if (make && mkdir(path, 0700) && errno != EEXIST) {
 		ret = kvt_fail(-errno, "%s: %s", path, strerror(errno));
 		goto err_close;
 	}
@@ -225,20 +226,11 @@ int kvt_dir_open(const char *path, const struct kvt_super *want, struct kvt_dir 
 		ret = kvt_fail(-errno, "%s: %s", path, strerror(errno));
 		goto err_close;
 	}
-	if (!want && faccessat(d->fd, "superblock", F_OK, 0)) {
+	if (!make && faccessat(d->fd, "superblock", F_OK, 0)) {
 		ret = kvt_fail(-ENOENT, "%s: there is no superblock: not a kvtier store", path);
 		goto err_close;
 	}
 	ret = take_lock(d);
-	if (ret)
-		goto err_close;
-	ret = read_super(d);
-	if (ret == -ENOENT && want)
-		ret = write_super(d, want);
-	else if (!ret && want)
-		ret = compare_super(path, d->super, want);
-	if (!ret)
-		ret = open_log(d);
 	if (ret)
 		goto err_close;
 	*dir = d;
@@ -247,6 +239,28 @@ int kvt_dir_open(const char *path, const struct kvt_super *want, struct kvt_dir 
 err_close:
 	kvt_dir_close(d);
 	return ret;
+}
+
+int kvt_dir_open(const char *path, const struct kvt_super *want, struct kvt_dir **dir)
+{
+	struct kvt_dir *d;
+	int ret = open_folder(path, want != NULL, &d);
+
+	if (ret)
+		return ret;
+	ret = read_super(d);
+	if (ret == -ENOENT && want)
+		ret = write_super(d, want);
+	else if (!ret && want)
+		ret = compare_super(path, d->super, want);
+	if (!ret)
+		ret = open_log(d);
+	if (ret) {
+		kvt_dir_close(d);
+		return ret;
+	}
+	*dir = d;
+	return 0;
 }
 
 void kvt_dir_close(struct kvt_dir *d)
@@ -265,10 +279,19 @@ void kvt_dir_close(struct kvt_dir *d)
 
 static const char *const files[] = { "log", "log.new", KVT_DIR_SLOTS, "superblock.new", "superblock", "lock" };
 
-int kvt_dir_remove(struct kvt_dir *d)
+int kvt_dir_remove(const char *path, bool damaged)
 {
-	int ret = 0;
+	struct kvt_dir *d;
+	int ret = open_folder(path, false, &d);
 
+	if (ret)
+		return ret;
+	if (!damaged)
+		ret = read_super(d);
+	if (ret) {
+		kvt_dir_close(d);
+		return ret;
+	}
 	for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++)
 		if (unlinkat(d->fd, files[i], 0) && errno != ENOENT && !ret)
 			ret = kvt_fail(-errno, "%s/%s: %s", d->path, files[i], strerror(errno));

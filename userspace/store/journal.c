@@ -25,7 +25,7 @@ static uint64_t check_of(const void *from, uint64_t bytes, uint64_t dir)
 
 static int bad_super(const char *what)
 {
-	return kvt_fail(-EUCLEAN, "superblock: %s: it is damaged, or not kvtier's: what is in the directory cannot be used, take it away by hand", what);
+	return kvt_fail(-EUCLEAN, "superblock: %s: it is damaged, or not kvtier's: what is in the directory cannot be used, remove it (kvtier store rm --force)", what);
 }
 
 int kvt_super_check(const void *image, uint64_t bytes)

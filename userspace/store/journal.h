@@ -116,7 +116,7 @@ int kvt_dir_append(struct kvt_dir *dir, const void *buf, uint64_t bytes);
  */
 int kvt_dir_compact(struct kvt_dir *dir, uint64_t *live, uint64_t n, uint64_t *scratch);
 
-/* Remove the directory's files, and it if nothing else is in it. Closes @dir in any case. */
-int kvt_dir_remove(struct kvt_dir *dir);
+/* Remove the files of the directory at @path, and it if nothing else is in it. @damaged: whatever its superblock is. */
+int kvt_dir_remove(const char *path, bool damaged);
 
 #endif

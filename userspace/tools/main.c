@@ -108,13 +108,14 @@ static const struct command commands[] = {
 	  "The caches of one process, or of all that are yours: kvtier run, llama.cpp with the plug-in, and programs that ask\n"
 	  "for it. Exit code 1 for a process that has none.\n" },
 	{ "store", cmd_store, "look after a directory that keeps chunks for later runs",
-	  "usage: kvtier store ls|verify|compact|rm DIR [--json]\n"
+	  "usage: kvtier store ls|verify|compact|rm DIR [--json] [--force]\n"
 	  "\n"
 	  "  ls       what it holds, by model, adapter and tenant\n"
 	  "  verify   read every block and compare it with its digest; exit code 1 if one is not what was written\n"
 	  "  compact  write the log anew without what is gone\n"
 	  "  rm       remove its files, and DIR if nothing else is in it\n"
 	  "  --json   print one JSON object\n"
+	  "  --force  rm: even if its superblock is damaged\n"
 	  "\n"
 	  "Refused while a process has DIR open.\n" },
 };

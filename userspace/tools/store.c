@@ -291,7 +291,7 @@ int cmd_store(int argc, char **argv)
 	static const char *const actions[] = { "ls", "verify", "compact", "rm" };
 	const char *path = NULL, *action = argc > 1 ? argv[1] : "";
 	struct listing l = { 0 };
-	bool json = false;
+	bool json = false, force = false;
 	int code, what;
 
 	for (what = 0; what < 4 && strcmp(actions[what], action); what++)
@@ -301,6 +301,8 @@ int cmd_store(int argc, char **argv)
 	for (int i = 2; i < argc; i++) {
 		if (!strcmp(argv[i], "--json"))
 			json = true;
+		else if (!strcmp(argv[i], "--force") && what == 3)
+			force = true;
 		else if (argv[i][0] == '-')
 			return tool_usage_error("store", "\"%s\" is not an option", argv[i]);
 		else if (path)
@@ -310,10 +312,10 @@ int cmd_store(int argc, char **argv)
 	}
 	if (!path)
 		return tool_usage_error("store", "which directory?");
+	if (what == 3)
+		return kvt_dir_remove(path, force) ? tool_failed("store") : 0;
 	if (kvt_dir_open(path, NULL, &l.dir))
 		return tool_failed("store");
-	if (what == 3)
-		return kvt_dir_remove(l.dir) ? tool_failed("store") : 0;
 	if (list(&l))
 		code = tool_failed("store");
 	else
