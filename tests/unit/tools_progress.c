@@ -89,6 +89,42 @@ START_TEST(lines)
 }
 END_TEST
 
+/*
+ * Where each token takes longer than the one before, what is left is not taken for as fast as what was: 32768 tokens of
+ * which the first @from were there already; n tokens take a x n + b x n^2.
+ */
+START_TEST(what_is_left_takes_longer)
+{
+	static const struct {
+		double from, a, b, left; /* at 16384; in seconds */
+		bool grows;
+	} cases[] = { { 0, 0, 64.0 / (1 << 30), 48, true }, { 0, 64.0 / (1 << 15), 0, 32, true },
+		      { 0, 32.0 / (1 << 15), 64.0 / (1 << 30), 64, true }, { 8192, 0, 64.0 / (1 << 30), 48, true },
+		      { 0, 64.0 / (1 << 15), 0, 32, false }, { 8192, 64.0 / (1 << 15), 0, 32, false } };
+	int saved = dup(STDERR_FILENO), ends[2];
+	struct tool_progress p;
+	char buf[512], *at;
+	double begin;
+
+	ck_assert_int_eq(pipe(ends), 0);
+	dup2(ends[1], STDERR_FILENO);
+	tool_progress_start(&p, TOOL_PROGRESS_ALWAYS, "prefill", "tokens", 32768);
+	p.from = (uint64_t)cases[_i].from;
+	p.grows = cases[_i].grows;
+	begin = p.start;
+	for (double n = cases[_i].from + 512; n <= 16384; n += 512) {
+		p.start = begin - cases[_i].a * (n - cases[_i].from) - cases[_i].b * (n * n - cases[_i].from * cases[_i].from);
+		p.last -= n == 16384 ? 11 : 0; /* a line is due */
+		tool_progress_update(&p, (uint64_t)n);
+	}
+	dup2(saved, STDERR_FILENO);
+	read_all(ends[0], buf, sizeof(buf));
+	at = strstr(buf, "/s  ");
+	ck_assert_msg(at != NULL, "%s", buf);
+	ck_assert_double_eq_tol(atof(at + 4), cases[_i].left, 3);
+}
+END_TEST
+
 START_TEST(terminal)
 {
 	static char buf[65536];
@@ -117,6 +153,7 @@ int main(void)
 
 	tcase_add_test(t, not_a_terminal);
 	tcase_add_loop_test(t, lines, 0, 4);
+	tcase_add_loop_test(t, what_is_left_takes_longer, 0, 6);
 	tcase_add_test(t, terminal);
 	suite_add_tcase(s, t);
 	srunner_run_all(r, CK_NORMAL);

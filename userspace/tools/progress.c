@@ -26,6 +26,21 @@ static const char *short_number(char *buf, size_t bytes, double n)
 	return buf;
 }
 
+/*
+ * Seconds for what is left. Where each unit takes longer than the one before, as the tokens of a prompt do, which look at all
+ * before them, unit i took a + 2 x b x i; a sample at about half of what is done says how much of either.
+ */
+static double seconds_left(const struct tool_progress *p, double done, double elapsed)
+{
+	double each = elapsed / (done - p->from), b = 0;
+
+	if (p->grows && p->half_done > p->from) {
+		b = (each - p->half_s / (p->half_done - p->from)) / (done - p->half_done);
+		b = b < 0 ? 0 : b * (done + p->from) > each ? each / (done + p->from) : b;
+	}
+	return (p->total - done) * (each + b * (p->total - p->from));
+}
+
 static void draw(const struct tool_progress *p, uint64_t done, double t)
 {
 	double part = p->total ? (double)done / p->total : 1, elapsed = t - p->start, rate;
@@ -34,7 +49,7 @@ static void draw(const struct tool_progress *p, uint64_t done, double t)
 
 	if (part > 1)
 		part = 1;
-	rate = elapsed > 0 ? done / elapsed : 0;
+	rate = elapsed > 0 && done > p->from ? (done - p->from) / elapsed : 0;
 	fill = part * BAR;
 	for (i = 0; i < BAR; i++)
 		bar[i] = i < fill ? '=' : i == fill ? '>' : ' ';
@@ -46,7 +61,7 @@ static void draw(const struct tool_progress *p, uint64_t done, double t)
 	fprintf(stderr, " %3.0f %%  %s/%s %s  %s/s", part * 100, short_number(a, sizeof(a), done),
 		short_number(b, sizeof(b), p->total), p->unit, short_number(c, sizeof(c), rate));
 	if (rate > 0 && done < p->total)
-		fprintf(stderr, "  %.0f s left", (p->total - done) / rate);
+		fprintf(stderr, "  %.0f s left", seconds_left(p, done, elapsed));
 	fputs(p->form == TOOL_PROGRESS_BAR ? "\033[K" : "\n", stderr);
 	fflush(stderr);
 }
@@ -75,6 +90,12 @@ void tool_progress_update(struct tool_progress *p, uint64_t done)
 	if (p->form == TOOL_PROGRESS_OFF)
 		return;
 	t = now();
+	if (done > p->from && (p->last_done <= p->from || done - p->from >= 2 * (p->last_done - p->from))) {
+		p->half_done = p->last_done;
+		p->half_s = p->last_s;
+		p->last_done = done;
+		p->last_s = t - p->start;
+	}
 	/* the end is worth a line where there were others, a last bar always */
 	if (t - p->last < (p->form == TOOL_PROGRESS_BAR ? REDRAW_S : LINE_S) &&
 	    (done < p->total || (p->form == TOOL_PROGRESS_LINES && !p->printed)))

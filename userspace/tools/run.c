@@ -382,6 +382,8 @@ static int prefill(struct run *r)
 	int err = 0;
 
 	tool_progress_start(&bar, (enum tool_progress_mode)r->o.progress, "prefill", "tokens", r->n_ids);
+	bar.from = r->cached;
+	bar.grows = true;
 	for (uint32_t at = r->cached; !err && at < r->n_ids; at += n) {
 		n = r->n_ids - at < r->chunk ? r->n_ids - at : r->chunk;
 		err = ref_forward(r->engine, r->seq, r->ids + at, n, at + n == r->n_ids, &r->logits_row);

@@ -77,6 +77,11 @@ struct tool_progress {
 	double start, last;
 	enum { TOOL_PROGRESS_OFF, TOOL_PROGRESS_BAR, TOOL_PROGRESS_LINES } form;
 	bool printed;
+	/* for the caller to set: what was done before it began; each unit takes longer than the one before */
+	uint64_t from;
+	bool grows;
+	uint64_t last_done, half_done; /* samples, at each of which twice as much was done, and how long it had taken */
+	double last_s, half_s;
 };
 void tool_progress_start(struct tool_progress *p, enum tool_progress_mode mode, const char *what, const char *unit,
 			 uint64_t total);
