@@ -130,6 +130,16 @@ START_TEST(sizes_do_not_wrap)
 		ck_assert_int_lt(kvt_cache_create(&p, &cache), 0);
 		p = with_tree();
 	}
+	p.disk_bytes = 100ull << 40;
+	refused(&p, -EINVAL, "disk_bytes");
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "are the most with blocks of "));
+	p = with_tree();
+	p.prefix_bytes = (uint64_t)kvt_prefix_bytes(&p, 1); /* a chunk */
+	ck_assert_int_gt(kvt_cache_min_ram(&p), (int64_t)p.prefix_bytes);
+	p.prefix_bytes--; /* not even that: no memory would do */
+	refused(&p, -ENOMEM, "a tree of one chunk takes");
+	ck_assert_int_eq(kvt_cache_min_ram(&p), -ENOMEM);
+	ck_assert_ptr_nonnull(strstr(kvt_last_error(), "a tree of one chunk takes"));
 	p.prefix_bytes = 1ull << 48; /* more than this machine has, and told so */
 	refused(&p, -ENOMEM, "ram_bytes");
 	ck_assert_int_gt(kvt_cache_min_ram(&p), 1ll << 48);

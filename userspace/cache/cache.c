@@ -28,6 +28,7 @@
 #define DEFAULT_MAX_TOKENS 131072
 #define DEFAULT_QUERY_ROWS 512
 #define HOST_DEPTH 64
+#define FRAMES_MAX (UINT32_MAX / 8) /* of a tier */
 #define PREFIX_MAX (1ull << 48) /* bytes: ram_overhead() does not wrap */
 
 static const struct kvt_policy_ops *const policies[KVT_POLICIES] = {
@@ -263,9 +264,10 @@ static int frames_of(const struct plan *plan, const char *what, uint64_t bytes, 
 		return kvt_fail(-ENOMEM, "%s is %llu bytes: less than a block of %llu%s; 0 leaves the tier out", what,
 				(unsigned long long)bytes, (unsigned long long)plan->p.block_bytes,
 				overhead ? " and what goes with it" : "");
-	if (n > UINT32_MAX / 8)
-		return kvt_fail(-EINVAL, "%s is %llu bytes: more than %u blocks: raise block_bytes", what,
-				(unsigned long long)bytes, UINT32_MAX / 8);
+	if (n > FRAMES_MAX)
+		return kvt_fail(-EINVAL, "%s is %llu bytes: %llu are the most with blocks of %llu: lower it, or raise block_bytes", what,
+				(unsigned long long)bytes, FRAMES_MAX * (unsigned long long)plan->p.block_bytes,
+				(unsigned long long)plan->p.block_bytes);
 	*frames = (uint32_t)n;
 	return 0;
 }
@@ -293,7 +295,7 @@ static int make_plan(struct plan *plan, const struct kvt_cache_params *params, b
 		.warm = p->warm_name, .warm_id = p->warm_id,
 		.user_bytes = p->warm_name ? (uint64_t)p->max_seqs * p->max_tokens * sizeof(uint32_t) : 0,
 	};
-	if (plan->store.user_bytes / p->block_bytes > UINT32_MAX / 8)
+	if (plan->store.user_bytes / p->block_bytes > FRAMES_MAX)
 		return kvt_fail(-EINVAL, "warm_name: %u sequences of %u tokens take too many blocks of %llu bytes: lower max_seqs or max_tokens",
 				p->max_seqs, p->max_tokens, (unsigned long long)p->block_bytes);
 	plan->host = (struct kvt_host_params){
@@ -314,6 +316,14 @@ static int make_plan(struct plan *plan, const struct kvt_cache_params *params, b
 				&plan->store.frames[KVT_TIER_GPU]);
 	}
 	return ret;
+}
+
+static int check_tree(const struct plan *plan)
+{
+	if (!plan->p.prefix_bytes || plan->prefix.capacity)
+		return 0;
+	return kvt_fail(-ENOMEM, "prefix_bytes is %llu: a tree of one chunk takes %llu", (unsigned long long)plan->p.prefix_bytes,
+			(unsigned long long)kvt_prefix_plan_bytes(&plan->prefix, 1));
 }
 
 /* ram_bytes with which the plan has @plan->least_frames. Sets the RAM frames. */
@@ -348,6 +358,8 @@ int64_t kvt_cache_min_ram(const struct kvt_cache_params *params)
 	int64_t ret = make_plan(&plan, params, true);
 
 	if (!ret)
+		ret = check_tree(&plan); /* no memory would do */
+	if (!ret)
 		ret = (int64_t)least_ram(&plan);
 	plan_free(&plan);
 	return ret;
@@ -374,12 +386,10 @@ int64_t kvt_cache_min_gpu(const struct kvt_cache_params *params)
 static int divide_ram(struct plan *plan)
 {
 	uint64_t ram = plan->p.ram_bytes, least;
+	int ret = check_tree(plan);
 
-	if (plan->p.prefix_bytes && !plan->prefix.capacity)
-		return kvt_fail(-ENOMEM, "prefix_bytes is %llu: a tree of one chunk takes %llu",
-				(unsigned long long)plan->p.prefix_bytes,
-				(unsigned long long)kvt_prefix_plan_bytes(&plan->prefix, 1));
-
+	if (ret)
+		return ret;
 	if (ram_frames(plan, ram) >= 0 &&
 	    plan->store.frames[KVT_TIER_RAM] + (uint64_t)plan->store.frames[KVT_TIER_PINNED] >= plan->least_frames)
 		return 0;
