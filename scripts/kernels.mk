@@ -40,7 +40,7 @@ endif
 # Programs to carry to a machine with a GPU that has the C library and the driver and nothing else of what they need.
 CARRY       := $(BUILD)/carry
 CARRY_LIBS  := -Wl,-Bstatic -luring -ljansson -lnuma -lcheck_pic -lsubunit -Wl,-Bdynamic -lm -lrt -ldl -pthread
-CARRY_TESTS := conformance/gpu conformance/run_gpu unit/store_gpu unit/cache_gpu unit/gpu_engine
+CARRY_TESTS := conformance/gpu conformance/run_gpu unit/store_gpu unit/cache_gpu unit/gpu_engine gpu/two_gpus
 .PHONY: carry
 carry: $(CARRY)/kvtier $(patsubst %,$(CARRY)/%,$(notdir $(CARRY_TESTS))) ## programs for a bare machine with a GPU
 
