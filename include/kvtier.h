@@ -594,6 +594,9 @@ struct kvt_stats {
 	uint64_t disk_read_ns;	   /* time in which reads from disk were under way */
 	uint64_t streamed_bytes;   /* of blocks that were copied to the GPU ahead of attention, through a batch's ring */
 	uint64_t in_place_bytes;   /* of those that a batch's attention read in pinned memory; a captured launch counts once */
+	uint64_t prefetched;	   /* reads of blocks that were expected to be borrowed soon: */
+	uint64_t prefetch_used;	   /* the block was, once the read had begun; */
+	uint64_t prefetch_wasted;  /* or was not, and has left memory */
 };
 
 /* Fill @stats (its size set). Exact when the cache is at rest. */

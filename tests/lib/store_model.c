@@ -334,6 +334,18 @@ static int op_move(struct model *m)
 	return ret < 0 ? failed(m, first, "move", (int)ret) : 0;
 }
 
+/* Hints, right and wrong ones: nothing that is read may depend on them. */
+static void op_ahead(struct model *m)
+{
+	uint32_t blocks[MAX_BATCH], n = 1 + pick(m, MAX_BATCH);
+
+	for (uint32_t k = 0; k < n; k++)
+		blocks[k] = m->names[pick(m, m->n)].block;
+	kvt_store_prefetch(m->store, blocks, n);
+	if (!pick(m, 4))
+		kvt_store_prefetch_drop(m->store, blocks, n);
+}
+
 int model_run(struct model *m, uint64_t n)
 {
 	int ret = 0;
@@ -341,7 +353,9 @@ int model_run(struct model *m, uint64_t n)
 	for (uint64_t end = m->step + n; m->step < end && !ret; m->step++) {
 		uint32_t r = pick(m, 100);
 
-		if (r < 45)
+		if (r < 8)
+			op_ahead(m);
+		else if (r < 45)
 			ret = op_read(m);
 		else if (r < 75)
 			ret = op_write(m);

@@ -147,6 +147,9 @@ int64_t kvt_cache_stats_json(struct kvt_cache *c, char *buf, size_t bytes)
 	COUNT(disk_read_ns);
 	COUNT(streamed_bytes);
 	COUNT(in_place_bytes);
+	COUNT(prefetched);
+	COUNT(prefetch_used);
+	COUNT(prefetch_wasted);
 #undef COUNT
 	if (c->prefix)
 		json_object_set_new(root, "prefix", prefix_json(c));

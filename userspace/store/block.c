@@ -93,6 +93,7 @@ uint32_t kvt_store_rows(struct kvt_store *s, uint32_t block)
 void kvt_store_hold(struct kvt_store *s, uint32_t block)
 {
 	kvt_store_grasp(s, block);
+	kvt_store_end_ahead(s, block, true);
 	s->blocks[block].holds++;
 	s->policy_ops->busy(s->policy, block);
 }
@@ -463,6 +464,83 @@ void kvt_store_work(struct kvt_store *s, bool begin)
 uint32_t kvt_store_host_frames(const struct kvt_store *s)
 {
 	return s->frames[KVT_TIER_PINNED].total + s->frames[KVT_TIER_RAM].total;
+}
+
+/* ---- prefetch ---- */
+
+/* Would a load take the frame of nobody who needs it? */
+static bool room_ahead(const struct kvt_store *s)
+{
+	uint32_t victim;
+
+	if (s->urgent || !s->file)
+		return false;
+	if (free_in(s, HOST_TIERS))
+		return true;
+	victim = s->policy_ops->victim(s->policy, HOST_TIERS, true);
+	return victim != KVT_POLICY_NONE && !s->blocks[victim].ahead;
+}
+
+uint32_t kvt_store_prefetch(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
+{
+	bool queued = false;
+	uint32_t i;
+
+	pthread_mutex_lock(&s->lock);
+	for (i = 0; i < n; i++) {
+		struct block *b = blocks[i] == KVT_NO_BLOCK ? NULL : &s->blocks[blocks[i]];
+
+		if (b && b->ahead == AHEAD_UNWANTED) {
+			b->ahead = AHEAD_WANTED;
+			s->st.prefetch_wasted--;
+		}
+		/* what went wrong is for a borrow to try again */
+		if (!b || !b->rows || b->frame != NONE || b->state != B_IDLE || b->lost || b->error)
+			continue;
+		if (!room_ahead(s) || kvt_store_load(s, blocks[i], HOST_TIERS))
+			break;
+		b->ahead = AHEAD_WANTED;
+		s->st.prefetched++;
+		s->policy_ops->touch(s->policy, blocks[i], KVT_USE_AHEAD);
+		queued = true;
+	}
+	pthread_mutex_unlock(&s->lock);
+	if (queued)
+		kvt_store_submit(s);
+	return i;
+}
+
+uint32_t kvt_store_prefetch_room(struct kvt_store *s)
+{
+	uint64_t frames = 0, room = 0;
+
+	pthread_mutex_lock(&s->lock);
+	for (uint32_t t = 0; t < KVT_TIER_DISK; t++)
+		frames += s->frames[t].total;
+	for (uint32_t t = 0; t < KVT_TIER_DISK; t++)
+		room += HOST_TIERS >> t & 1 ? s->frames[t].n : 0;
+	room += s->st.blocks > frames ? (s->st.blocks - frames) / AHEAD_SHARE : 0;
+	pthread_mutex_unlock(&s->lock);
+	return (uint32_t)room;
+}
+
+void kvt_store_prefetch_drop(struct kvt_store *s, const uint32_t *blocks, uint32_t n)
+{
+	pthread_mutex_lock(&s->lock);
+	for (uint32_t i = 0; i < n; i++) {
+		struct block *b = blocks[i] == KVT_NO_BLOCK ? NULL : &s->blocks[blocks[i]];
+
+		if (!b || b->ahead != AHEAD_WANTED)
+			continue;
+		if (b->state == B_LOADING) {
+			kvt_store_end_ahead(s, blocks[i], false);
+			b->ahead = AHEAD_UNWANTED;
+		} else if (b->state == B_IDLE) {
+			kvt_store_evict(s, blocks[i]);
+		}
+	}
+	kvt_store_wake(s);
+	pthread_mutex_unlock(&s->lock);
 }
 
 /* ---- writing ---- */

@@ -31,6 +31,7 @@
 #define STAGING_BYTES (1u << 20) /* or about so many bytes of them */
 #define SLOT_RESERVE_MAX 8	 /* slots that only a block with a slot may take: where its new content goes first */
 #define WRITE_ERRORS_MAX 16	 /* failed write-backs in a row after which the disk tier takes no more */
+#define AHEAD_SHARE 16		 /* of the blocks that memory does not hold: so many may wait prefetched */
 #define HOST_TIERS (1u << KVT_TIER_PINNED | 1u << KVT_TIER_RAM)
 #define MEMORY_TIERS (HOST_TIERS | 1u << KVT_TIER_GPU)
 
@@ -59,7 +60,11 @@ struct block {
 	bool lost; /* nothing holds the content any more */
 	bool unproven; /* what the slot holds was not read since the process began */
 	bool loose; /* its frame was let go of: the kernel may take it */
+	uint8_t ahead;
 };
+
+/* block.ahead: loaded, or being loaded, for a hint, and not used since; or not wanted any more before it came. */
+enum { AHEAD_NOT, AHEAD_WANTED, AHEAD_UNWANTED };
 
 /* A stack of free frame or slot numbers. Slots never used yet lie at its bottom. */
 struct free_list {
@@ -172,6 +177,8 @@ int kvt_store_take_free(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uin
 /* The same, or else a clean block's. */
 int kvt_store_take_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, uint32_t *frame);
 void kvt_store_evict(struct kvt_store *s, uint32_t block); /* a clean one that nobody uses leaves memory */
+/* A block that may have been prefetched is used, or its frame is lost to it. */
+void kvt_store_end_ahead(struct kvt_store *s, uint32_t block, bool used);
 /* Can one more block become dirty, and frames still be left for reading? */
 bool kvt_store_may_dirty(const struct kvt_store *s);
 /* A call ends or turns to something unbounded: who slept because it worked must look again. */

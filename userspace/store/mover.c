@@ -154,8 +154,12 @@ static void load_finished(struct kvt_store *s, struct io *io, int result)
 	if (result) {
 		if (result != -EBADMSG)
 			s->st.io_errors++;
+		kvt_store_end_ahead(s, io->block, false);
 		kvt_store_give(s, io->tier, io->frame);
 		b->error = (int16_t)result;
+	} else if (b->ahead == AHEAD_UNWANTED) {
+		b->ahead = AHEAD_NOT;
+		kvt_store_give(s, io->tier, io->frame);
 	} else {
 		kvt_store_place(s, io->block, io->tier, io->frame);
 		b->unproven = false;

@@ -92,6 +92,7 @@ void kvt_store_unplace(struct kvt_store *s, uint32_t block)
 
 	if (b->frame == NONE)
 		return;
+	kvt_store_end_ahead(s, block, false);
 	kvt_store_give(s, b->tier, b->frame);
 	b->loose = false;
 	s->tier_blocks[b->tier]--;
@@ -99,6 +100,15 @@ void kvt_store_unplace(struct kvt_store *s, uint32_t block)
 	b->frame = NONE;
 	b->tier = KVT_TIER_DISK;
 	b->place_rev++;
+}
+
+void kvt_store_end_ahead(struct kvt_store *s, uint32_t block, bool used)
+{
+	struct block *b = &s->blocks[block];
+
+	s->st.prefetch_used += used && b->ahead == AHEAD_WANTED;
+	s->st.prefetch_wasted += !used && b->ahead == AHEAD_WANTED;
+	b->ahead = AHEAD_NOT;
 }
 
 void kvt_store_set_dirty(struct kvt_store *s, uint32_t block, bool dirty)

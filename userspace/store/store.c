@@ -316,7 +316,8 @@ static int disagree(const char *what, uint32_t tier, uint64_t have, uint64_t wan
 
 int kvt_store_check(struct kvt_store *s)
 {
-	uint64_t placed[KVT_TIERS] = { 0 }, flying[KVT_TIERS] = { 0 }, alive = 0, dirty = 0, dirty_host = 0;
+	uint64_t placed[KVT_TIERS] = { 0 }, flying[KVT_TIERS] = { 0 }, alive = 0, dirty = 0, dirty_host = 0,
+		 ahead = 0;
 	int ret = 0;
 
 	pthread_mutex_lock(&s->lock);
@@ -327,6 +328,7 @@ int kvt_store_check(struct kvt_store *s)
 			continue;
 		alive++;
 		dirty += b->dirty;
+		ahead += b->ahead == AHEAD_WANTED;
 		dirty_host += b->dirty && b->frame != NONE && b->tier != KVT_TIER_GPU;
 		if (b->frame != NONE)
 			placed[b->tier]++;
@@ -340,6 +342,9 @@ int kvt_store_check(struct kvt_store *s)
 			 s->frames[t].n + placed[t] + flying[t] != s->frames[t].total)
 			ret = disagree("frames used and free", t, s->frames[t].total, s->frames[t].n + placed[t] + flying[t]);
 	}
+	if (!ret && ahead != s->st.prefetched - s->st.prefetch_used - s->st.prefetch_wasted)
+		ret = disagree("prefetched blocks", KVT_TIER_RAM,
+			       s->st.prefetched - s->st.prefetch_used - s->st.prefetch_wasted, ahead);
 	if (!ret && alive != s->st.blocks)
 		ret = disagree("live blocks", KVT_TIER_RAM, s->st.blocks, alive);
 	if (!ret && dirty_host != s->dirty_host)

@@ -133,6 +133,28 @@ void kvt_store_borrow_drop(struct kvt_store *, const uint32_t *blocks, uint32_t 
 void kvt_store_work(struct kvt_store *, bool begin);
 
 /*
+ * A hint: these blocks will be borrowed soon, in this order. Loads of what is
+ * elsewhere are started, without holds, to free frames and those of clean
+ * blocks; never to the frame of one that was prefetched and is not used yet, nor
+ * while a call waits for a frame. Where there is no frame the hint ends, and
+ * nothing fails. Returns how many of the first blocks have been seen to.
+ *
+ * A borrow finds the load done, or waits for it. What goes wrong with it is told
+ * to the borrow that waits; without one, the next borrow reads anew.
+ */
+uint32_t kvt_store_prefetch(struct kvt_store *, const uint32_t *blocks, uint32_t n);
+
+/*
+ * How many blocks may wait prefetched: frames that are free, and a sixteenth of the
+ * blocks that memory does not hold. What is read in a cycle keeps its place from one
+ * round to the next but for these, so hardly more is read than does not fit.
+ */
+uint32_t kvt_store_prefetch_room(struct kvt_store *);
+
+/* Those of @blocks that were prefetched and are not used yet will not be: their frames are given back. */
+void kvt_store_prefetch_drop(struct kvt_store *, const uint32_t *blocks, uint32_t n);
+
+/*
  * ---- a warm RAM tier: what a process leaves there, the next one finds ----
  *
  * A block that has a name (any number but 0; its own) and is in the RAM tier is
