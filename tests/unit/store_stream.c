@@ -147,6 +147,44 @@ START_TEST(a_step_reads_what_does_not_fit)
 }
 END_TEST
 
+/* Blocks that get a row each step stay dirty; once full they are written down, while others are read without a pause. */
+START_TEST(rows_are_written_down_once)
+{
+	enum { TAILS = FRAMES / 4 + 2 };
+	struct kvt_stats before = KVT_INIT(before), st = KVT_INIT(st);
+	struct rig r;
+
+	rig_open(&r, &kvt_policy_auto);
+	for (uint32_t i = 0; i < ALL; i++) {
+		ck_assert_msg(!kvt_store_alloc(r.store, 0, &r.block[i]), "%s", kvt_last_error());
+		for (uint32_t row = 0; row < ROWS && i >= TAILS; row++)
+			write_row(&r, i, row);
+	}
+	ck_assert_msg(!kvt_store_flush(r.store), "%s", kvt_last_error());
+	kvt_store_stats(r.store, &before);
+	for (uint32_t row = 0; row < ROWS; row++) {
+		kvt_store_stats(r.store, &st);
+		ck_assert_uint_eq(st.disk_writes, before.disk_writes);
+		for (uint32_t i = 0; i < TAILS; i++)
+			write_row(&r, i, row);
+		for (uint32_t at = TAILS; at + GROUP <= ALL; at += GROUP) {
+			struct kvt_view views[GROUP];
+
+			kvt_store_borrow_begin(r.store, r.block + at, GROUP);
+			ck_assert_msg(!kvt_store_borrow_wait(r.store, r.block + at, GROUP, views), "%s", kvt_last_error());
+			kvt_store_return(r.store, r.block + at, GROUP);
+		}
+	}
+	for (uint32_t n = 0; n < 100000 && st.disk_writes < before.disk_writes + TAILS / 2; n++) {
+		kvt_store_prefetch(r.store, r.block + TAILS, ALL - TAILS);
+		kvt_store_prefetch_drop(r.store, r.block + TAILS, ALL - TAILS);
+		kvt_store_stats(r.store, &st);
+	}
+	ck_assert_uint_ge(st.disk_writes, before.disk_writes + TAILS / 2);
+	rig_close(&r);
+}
+END_TEST
+
 START_TEST(lru_reads_everything)
 {
 	ck_assert_msg(bytes_a_step(&kvt_policy_lru, true) > 0.8 * ALL * BLOCK, "LRU is better than it was thought to be");
@@ -161,6 +199,7 @@ int main(void)
 	int failed;
 
 	tcase_add_loop_test(c, a_step_reads_what_does_not_fit, 0, 4);
+	tcase_add_test(c, rows_are_written_down_once);
 	tcase_add_test(c, lru_reads_everything);
 	suite_add_tcase(s, c);
 	srunner_run_all(r, CK_NORMAL);

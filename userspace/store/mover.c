@@ -375,6 +375,12 @@ static bool background_wanted(struct kvt_store *s)
 	return kvt_policy_between(&s->cleaning, s->dirty, total / 8, total / 4) && free < total / 4;
 }
 
+/* A block with room for rows will likely be written to again, and is not worth writing down before. */
+static bool at_rest(const struct kvt_store *s, uint32_t block)
+{
+	return s->blocks[block].rows == s->planes[s->blocks[block].plane].block_rows;
+}
+
 /* Queue what should be written now, with the lock. Returns ms until more may be written, or -1. */
 static int write_back(struct kvt_store *s, struct pace *pace)
 {
@@ -392,13 +398,13 @@ static int write_back(struct kvt_store *s, struct pace *pace)
 		bool waited_for = s->urgent || s->flushing;
 		uint32_t victim;
 
-		/* the background yields to reads: each of them ends here, and the mover looks again */
-		if (s->stop || (!waited_for && (s->loads || !background_wanted(s))))
+		/* beside reads the background writes one at a time: each of them ends here, and the mover looks again */
+		if (s->stop || (!waited_for && ((s->loads && s->stores) || !background_wanted(s))))
 			return -1;
 		if (!waited_for && s->rate && pace->allowance < (double)s->block_bytes)
 			return 1 + (int)(((double)s->block_bytes - pace->allowance) * 1e3 / (double)s->rate);
 		victim = s->policy_ops->victim(s->policy, MEMORY_TIERS, false);
-		if (victim == KVT_POLICY_NONE || kvt_store_store(s, victim))
+		if (victim == KVT_POLICY_NONE || (!waited_for && !at_rest(s, victim)) || kvt_store_store(s, victim))
 			return -1;
 		if (!waited_for)
 			pace->allowance -= (double)s->block_bytes;
