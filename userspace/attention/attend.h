@@ -17,7 +17,8 @@ struct kvt_attend_params {
 	uint32_t max_query_rows;  /* tokens in one pass over the KV */
 	uint32_t max_query_heads;
 	uint32_t max_k_dim, max_v_dim; /* of a head */
-	uint32_t frames;	  /* host frames of the store */
+	uint32_t frames;	  /* host frames of the store, */
+	uint64_t block_bytes;	  /* and their size */
 	bool widen;		  /* some planes are of codecs that the kernels do not read: rows become f32 first */
 	uint32_t split_blocks;	  /* blocks that one split's K and V take at most */
 };
@@ -46,9 +47,7 @@ struct kvt_attend_call {
 	const float *q;	      /* [n][heads][k_dim], tokens q_stride apart */
 	float *out;	      /* [n][heads][v_dim], tokens out_stride apart */
 	uint64_t q_stride, out_stride; /* elements */
-	/* what will likely be read next: its first blocks are loaded during the last group's work. NULL: nothing */
-	const uint32_t *next_k_table, *next_v_table;
-	const struct kvt_plane_geom *next_k_geom, *next_v_geom;
+	const struct kvt_attend_call *next; /* what will likely be read next, as far as that says which rows; or NULL */
 };
 
 /* Calls on one kvt_attend take turns. */

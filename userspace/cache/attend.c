@@ -96,10 +96,24 @@ static const struct kvt_plane *learn_order(struct kvt_cache *c, const struct kvt
 	return next;
 }
 
+static void set_item(struct kvt_attend_call *call, const struct kvt_attn_item *it, const struct kvt_plane *k,
+		     const struct kvt_plane *v)
+{
+	call->k_geom = &k->geom;
+	call->v_geom = &v->geom;
+	call->k_table = kvt_seq_table(it->seq, k);
+	call->v_table = kvt_seq_table(it->seq, v);
+	call->n_rows = it->seq->len;
+	call->n = it->n;
+	call->first = it->first;
+	call->q = it->q;
+	call->out = it->out;
+}
+
 int kvt_attend(struct kvt_cache *c, const struct kvt_attn *attn, const struct kvt_attn_item *items, uint32_t n_items)
 {
 	const struct kvt_plane *next;
-	struct kvt_attend_call call;
+	struct kvt_attend_call call, after;
 	struct kvt_attn a;
 	uint32_t next_v = 0;
 	int ret = kvt_params_copy(&a, sizeof(a), sizeof(a), attn, "attention");
@@ -129,19 +143,15 @@ int kvt_attend(struct kvt_cache *c, const struct kvt_attn *attn, const struct kv
 	for (uint32_t i = 0; i < n_items && !ret; i++) {
 		const struct kvt_attn_item *it = &items[i];
 
-		call.k_table = kvt_seq_table(it->seq, &c->planes[a.k_plane]);
-		call.v_table = kvt_seq_table(it->seq, &c->planes[a.v_plane]);
-		call.n_rows = it->seq->len;
-		call.n = it->n;
-		call.first = it->first;
-		call.q = it->q;
-		call.out = it->out;
-		if (next && !next->rows) {
-			call.next_k_geom = &next->geom;
-			call.next_v_geom = &c->planes[next_v].geom;
-			call.next_k_table = kvt_seq_table(it->seq, next);
-			call.next_v_table = kvt_seq_table(it->seq, &c->planes[next_v]);
-		}
+		set_item(&call, it, &c->planes[a.k_plane], &c->planes[a.v_plane]);
+		after = call;
+		call.next = &after;
+		if (i + 1 < n_items)
+			set_item(&after, &items[i + 1], &c->planes[a.k_plane], &c->planes[a.v_plane]);
+		else if (next && !next->rows)
+			set_item(&after, &items[0], next, &c->planes[next_v]);
+		else
+			call.next = NULL;
 		ret = kvt_attend_run(c->attend, &call);
 	}
 	return ret;
@@ -150,7 +160,7 @@ int kvt_attend(struct kvt_cache *c, const struct kvt_attn *attn, const struct kv
 int kvt_attend_mask(struct kvt_cache *c, const struct kvt_attn *attn, const struct kvt_attn_mask *mask)
 {
 	const struct kvt_plane *k, *v, *next;
-	struct kvt_attend_call call;
+	struct kvt_attend_call call, after;
 	struct kvt_attn_mask m;
 	struct kvt_attn a;
 	uint32_t next_v = 0;
@@ -188,10 +198,12 @@ int kvt_attend_mask(struct kvt_cache *c, const struct kvt_attn *attn, const stru
 	call.out = m.out;
 	next = learn_order(c, &a, &next_v);
 	if (next && next->rows >= m.n_rows && c->planes[next_v].rows >= m.n_rows) { /* a sequence plane has 0 */
-		call.next_k_geom = &next->geom;
-		call.next_v_geom = &c->planes[next_v].geom;
-		call.next_k_table = next->table;
-		call.next_v_table = c->planes[next_v].table;
+		after = call;
+		after.k_geom = &next->geom;
+		after.v_geom = &c->planes[next_v].geom;
+		after.k_table = next->table;
+		after.v_table = c->planes[next_v].table;
+		call.next = &after;
 	}
 	return kvt_attend_run(c->attend, &call);
 }

@@ -218,6 +218,7 @@ static int plan_planes(struct plan *plan)
 	plan->attend.max_query_heads = p->max_query_heads ? p->max_query_heads : (uint32_t)(heads * 8);
 	plan->attend.max_query_rows = p->max_query_rows;
 	plan->attend.threads = p->threads;
+	plan->attend.block_bytes = p->block_bytes;
 	/* a split's K and V, a block being written, and the one it was copied from */
 	plan->least_frames = plan->attend.split_blocks + 2;
 	return 0;
