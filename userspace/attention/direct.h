@@ -69,49 +69,68 @@ VF_INLINE v8 direct_widen(const uint32_t codec, const uint8_t *p)
 	}
 }
 
+/* c[row][position] += q * k over PARTS dimensions from @d on, of @n positions. */
+VF_INLINE void direct_scores_step(const uint32_t codec, const unsigned rows, const unsigned n, v8 *c, const float *const *q,
+				  const uint8_t *const *at, size_t d)
+{
+	const uint32_t e = panel_element(codec);
+	v8 x[DIRECT_AT_ONCE], y[DIRECT_GROUP];
+
+	/* held: the fewer */
+	KVT_UNROLL
+	for (unsigned p = 0; n < rows && p < n; p++)
+		x[p] = direct_widen(codec, at[p] + d * e);
+	KVT_UNROLL
+	for (unsigned i = 0; n >= rows && i < rows; i++)
+		y[i] = v8_load_once(q[i] + d);
+	KVT_UNROLL
+	for (unsigned i = 0; i < rows * n; i++) {
+		unsigned row = n < rows ? i / n : i % rows, p = n < rows ? i % n : i / rows;
+
+		if (n < rows && p == 0)
+			y[row] = v8_load_once(q[row] + d);
+		if (n >= rows && row == 0)
+			x[p] = direct_widen(codec, at[p] + d * e);
+		c[row * n + p] = v8_fma(y[row], x[p], c[row * n + p]);
+	}
+}
+
 /* Scores of @rows rows at eight positions; as much is asked for of @ahead, if any. @codec and @rows are constants. */
 VF_INLINE void direct_scores_of(const uint32_t codec, const unsigned rows, float *s, const float *const *q,
 				const struct direct_rows *k, struct direct_ahead *ahead, uint32_t dims)
 {
 	const unsigned n = DIRECT_POSITIONS(rows);
 	const uint32_t e = panel_element(codec), whole = dims / PARTS * PARTS, step = n * PARTS * e;
+	/* where a pass has two positions, they are such that are folded together, and steps are short: two in a turn */
+	const bool pair = n == 2;
 	v8 lanes[DIRECT_GROUP][DIRECT_AT_ONCE];
 
 	for (unsigned j = 0; j < DIRECT_AT_ONCE; j += n) {
 		const uint8_t *at[DIRECT_AT_ONCE];
 		const uint8_t *ask = ahead ? direct_ask(ahead, n * dims * e) : NULL;
 		v8 c[DIRECT_GROUP * DIRECT_AT_ONCE];
+		size_t d = 0;
 
 		KVT_UNROLL
 		for (unsigned p = 0; p < n; p++)
-			at[p] = k->row[j + p] + k->offset;
+			at[p] = k->row[pair ? j / 2 + p * (DIRECT_AT_ONCE / 2) : j + p] + k->offset;
 		KVT_UNROLL
 		for (unsigned i = 0; i < rows * n; i++)
 			c[i] = v8_zero();
-		for (uint32_t d = 0; d < whole; d += PARTS) {
-			v8 x[DIRECT_AT_ONCE], y[DIRECT_GROUP];
-
+		for (; pair && d + 2 * PARTS <= whole; d += 2 * PARTS) {
+			if (ask) {
+				direct_ask_for(ask, 2 * step);
+				ask += 2 * step;
+			}
+			direct_scores_step(codec, rows, n, c, q, at, d);
+			direct_scores_step(codec, rows, n, c, q, at, d + PARTS);
+		}
+		for (; d < whole; d += PARTS) {
 			if (ask) {
 				direct_ask_for(ask, step);
 				ask += step;
 			}
-			/* held: the fewer */
-			KVT_UNROLL
-			for (unsigned p = 0; n < rows && p < n; p++)
-				x[p] = direct_widen(codec, at[p] + d * e);
-			KVT_UNROLL
-			for (unsigned i = 0; n >= rows && i < rows; i++)
-				y[i] = v8_load_once(q[i] + d);
-			KVT_UNROLL
-			for (unsigned i = 0; i < rows * n; i++) {
-				unsigned row = n < rows ? i / n : i % rows, p = n < rows ? i % n : i / rows;
-
-				if (n < rows && p == 0)
-					y[row] = v8_load_once(q[row] + d);
-				if (n >= rows && row == 0)
-					x[p] = direct_widen(codec, at[p] + d * e);
-				c[row * n + p] = v8_fma(y[row], x[p], c[row * n + p]);
-			}
+			direct_scores_step(codec, rows, n, c, q, at, d);
 		}
 		if (whole < dims) {
 			float y[DIRECT_GROUP][PARTS] = { 0 };
@@ -132,13 +151,19 @@ VF_INLINE void direct_scores_of(const uint32_t codec, const unsigned rows, float
 		}
 		KVT_UNROLL
 		for (unsigned i = 0; i < rows; i++) {
+			if (pair)
+				lanes[i][j / 2] = v8_fold_pair(c[i * n], c[i * n + 1]);
 			KVT_UNROLL
-			for (unsigned p = 0; p < n; p++)
+			for (unsigned p = 0; !pair && p < n; p++)
 				lanes[i][j + p] = c[i * n + p];
 		}
 	}
-	for (unsigned i = 0; i < rows; i++)
-		v8_fold(s + i * KVT_TILE, lanes[i]);
+	for (unsigned i = 0; i < rows; i++) {
+		KVT_UNROLL
+		for (unsigned p = 0; !pair && p < DIRECT_AT_ONCE / 2; p++)
+			lanes[i][p] = v8_fold_pair(lanes[i][p], lanes[i][p + DIRECT_AT_ONCE / 2]);
+		v8_fold_pairs(s + i * KVT_TILE, lanes[i]);
+	}
 }
 
 /* acc += sum of p * v over @steps positions, dimensions [d, d + vecs * KVT_VW); as much is asked for of @ahead, if any. */

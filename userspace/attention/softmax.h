@@ -126,15 +126,19 @@ VF_INLINE void fold_lanes(const bool max, float *out, float (*lane)[PANEL], unsi
 	for (unsigned at = 0; at < n; at += 8) {
 		v8 x[8];
 
+		KVT_UNROLL
 		for (unsigned i = 0; i < 8; i++) {
 			v8 low = v8_load(lane[at + i]), high = v8_load(lane[at + i] + 8);
 
 			x[i] = max ? v8_max(low, high) : v8_add(low, high);
 		}
+		KVT_UNROLL
+		for (unsigned i = 0; i < 4; i++)
+			x[i] = max ? v8_fold_max_pair(x[i], x[i + 4]) : v8_fold_pair(x[i], x[i + 4]);
 		if (max)
-			v8_fold_max(out + at, x);
+			v8_fold_max_pairs(out + at, x);
 		else
-			v8_fold(out + at, x);
+			v8_fold_pairs(out + at, x);
 	}
 }
 

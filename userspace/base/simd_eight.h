@@ -33,15 +33,15 @@ VF_INLINE v8 v8_load_bf16(const void *p)
 VF_INLINE v8 v8_add(v8 a, v8 b) { return _mm256_add_ps(a, b); }
 VF_INLINE v8 v8_max(v8 a, v8 b) { return _mm256_max_ps(a, b); }
 
-#define V8_FOLD(function, op)                                                                           \
-	VF_INLINE void function(float *out, const v8 *v)                                                \
+/* Lanes i and i + 4 of a, then those of b. */
+#define V8_FOLD_PAIR(op, a, b) op(_mm256_blend_ps(a, b, 0xf0), _mm256_permute2f128_ps(a, b, 0x21))
+
+#define V8_FOLD(name, op)                                                                               \
+	VF_INLINE v8 name##_pair(v8 a, v8 b) { return V8_FOLD_PAIR(op, a, b); }                         \
+	VF_INLINE void name##_pairs(float *out, const v8 *a)                                            \
 	{                                                                                               \
-		v8 a[4], b[2];                                                                          \
+		v8 b[2];                                                                                \
 	\
-		KVT_UNROLL                                                                              \
-		for (int i = 0; i < 4; i++)                                                             \
-			a[i] = op(_mm256_blend_ps(v[i], v[i + 4], 0xf0),                                \
-				  _mm256_permute2f128_ps(v[i], v[i + 4], 0x21));                        \
 		KVT_UNROLL                                                                              \
 		for (int i = 0; i < 2; i++)                                                             \
 			b[i] = op(_mm256_blend_ps(a[2 * i], a[2 * i + 1], 0xcc),                        \
@@ -67,23 +67,30 @@ VF_INLINE v8 v8_max(v8 a, v8 b) { return (v8){ vf_max(a.low, b.low), vf_max(a.hi
 
 #define V8_HALF_v8_add vf_add
 #define V8_HALF_v8_max vf_max
-#define V8_FOLD(function, op)                                                          \
-	VF_INLINE void function(float *out, const v8 *v)                               \
+#define V8_FOLD(name, op)                                                              \
+	VF_INLINE v8 name##_pair(v8 a, v8 b)                                           \
 	{                                                                              \
-		for (int half = 0; half < 8; half += 4) {                              \
+		return (v8){ V8_HALF_##op(a.low, a.high), V8_HALF_##op(b.low, b.high) }; \
+	}                                                                              \
+	VF_INLINE void name##_pairs(float *out, const v8 *v)                           \
+	{                                                                              \
+		for (int half = 0; half < 2; half++) {                                 \
 			vf a[4];                                                       \
 	\
 			KVT_UNROLL                                                     \
 			for (int i = 0; i < 4; i++)                                    \
-				a[i] = V8_HALF_##op(v[half + i].low, v[half + i].high); \
+				a[i] = half ? v[i].high : v[i].low;                    \
 			vf_transpose(a);                                               \
-			vf_store(out + half, V8_HALF_##op(V8_HALF_##op(a[0], a[2]), V8_HALF_##op(a[1], a[3]))); \
+			vf_store(out + half * 4, V8_HALF_##op(V8_HALF_##op(a[0], a[2]), V8_HALF_##op(a[1], a[3]))); \
 		}                                                                      \
 	}
 
 #endif
 
-/* out[i] = the sum, or the largest, of v[i]'s lanes, folded 4, 2, 1 */
+/*
+ * The sum, or the largest, of the lanes of eight v8, folded 4, 2, 1: first v[i] with v[i + 4], by name##_pair(), for i < 4;
+ * then out[] from these four by name##_pairs().
+ */
 V8_FOLD(v8_fold, v8_add)
 V8_FOLD(v8_fold_max, v8_max)
 
