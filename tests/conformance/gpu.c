@@ -1010,6 +1010,29 @@ CASE(set_and_advance)
 	ck_assert_uint_eq(rows[2], 166);
 }
 
+CASE(tensor_maps)
+{
+	uint64_t map[KVT_TENSOR_MAP] = { 0 };
+	kvt_dptr p = device(65536);
+	int err = g->ops->tensor_map(g, p, 65536, 512, 64, map);
+
+	if (err == -EOPNOTSUPP)
+		return; /* a GPU that has none */
+	OK(err);
+	ck_assert(map[0] || map[1]);
+	OK(g->ops->tensor_map(g, p + 256, 128, 16, 256, map));
+	FAILS(-EINVAL, g->ops->tensor_map(g, p + 8, 1024, 512, 64, map));
+	FAILS(-EINVAL, g->ops->tensor_map(g, p, 127, 512, 64, map));
+	FAILS(-EINVAL, g->ops->tensor_map(g, p, 65536, 0, 64, map));
+	FAILS(-EINVAL, g->ops->tensor_map(g, p, 65536, 520, 64, map));
+	FAILS(-EINVAL, g->ops->tensor_map(g, p, 65536, 512, 0, map));
+	FAILS(-EINVAL, g->ops->tensor_map(g, p, 65536, 512, 257, map));
+	FAILS(-EINVAL, g->ops->tensor_map(g, p, 1ull << 40, 512, 64, map)); /* more than a map addresses */
+	FAILS(-EINVAL, g->ops->tensor_map(g, p, 65536 + 256, 512, 64, map)); /* more than was allocated */
+	FAILS(-EINVAL, g->ops->tensor_map(g, 4096, 65536, 512, 64, map));
+	g->ops->free(g, p);
+}
+
 /* A captured launch keeps the arguments it was given and reads memory when it runs. */
 CASE(a_graph_replays_a_launch)
 {
@@ -1159,6 +1182,7 @@ START_TEST(nosys_refuses_everything)
 	FAILS(-ENOSYS, o->copy_batch_async(&gpu, &n, &m, 0, 0, 0));
 	FAILS(-ENOSYS, o->memset_async(&gpu, 1, 0, 0, 0));
 	FAILS(-ENOSYS, o->kernel(&gpu, "block", "copy", &h));
+	FAILS(-ENOSYS, o->tensor_map(&gpu, 256, 256, 128, 1, &n));
 	FAILS(-ENOSYS, o->launch(&gpu, 0, one, one, 0, 0, NULL, 0));
 	FAILS(-ENOSYS, o->launch_early(&gpu, 0, one, one, 0, 0, NULL, 0));
 	FAILS(-ENOSYS, o->stream_create(&gpu, &h));
@@ -1295,6 +1319,7 @@ int main(void)
 	ADD(read_reads_everything);
 	ADD(verify_counts_what_differs);
 	ADD(set_and_advance);
+	ADD(tensor_maps);
 	ADD(a_graph_replays_a_launch);
 	ADD(early_launches_keep_their_order);
 	ADD(what_does_not_wait_is_not_early);

@@ -113,6 +113,9 @@ static void world_features(struct world *w, uint32_t bits)
 		bits &= 1 | 8;
 	a->causal = 1;
 	a->scale = 1 / sqrtf((float)a->k_dim);
+	/* so steep that fast's references change in later tiles, too; queries that are rounded would be off by as much */
+	if (a->family == KVT_ATTN_FAST && a->q_type == a->codec)
+		a->scale *= 16;
 	if (bits & 1)
 		a->window = 1 + below(n);
 	if (bits & 2)
@@ -145,6 +148,7 @@ enum where { ON_GPU, PINNED, MIXED };
 struct place {
 	uint32_t k_block_rows, v_block_rows, stride;
 	kvt_dptr k_table, v_table, slab;
+	uint64_t slab_bytes;
 	void *pinned;
 };
 
@@ -194,6 +198,7 @@ static void place_put(const struct world *w, uint32_t k_block_rows, uint32_t v_b
 		p->stride = n > p->stride ? n : p->stride;
 	}
 	OK(g->ops->alloc(g, bytes, &p->slab));
+	p->slab_bytes = bytes;
 	OK(g->ops->host_alloc(g, where == ON_GPU ? 64 : bytes, &p->pinned));
 	put_plane(w, w->k, k_row, k_block_rows, where, p->stride, p->slab, p->pinned, &at, &p->k_table);
 	put_plane(w, w->v, v_row, v_block_rows, where, p->stride, p->slab, p->pinned, &at, &p->v_table);
@@ -297,6 +302,8 @@ static void call_make(struct call *c, const struct world *w, const struct place 
 	OK(g->ops->alloc(g, c->out_bytes + 2 * REDZONE, &c->memory[9]));
 	a->out = c->memory[9] + REDZONE;
 	OK(kvt_attend_recipe_path(&d, &c->limits, path, a, &c->recipe));
+	/* all of it, half, or none by the copy engine: which must not matter */
+	OK(kvt_attend_slab(g, p->slab, p->slab_bytes / (1 + below(2)) * (below(4) > 0), a));
 	if (c->recipe.scratch_bytes) {
 		OK(g->ops->alloc(g, c->recipe.scratch_bytes, &a->parts));
 		OK(g->ops->memset_async(g, a->parts, 0xff, c->recipe.scratch_bytes, 0));
@@ -335,7 +342,7 @@ static void launch(struct kvt_attend_args *a, const struct kvt_attend_recipe *r,
 		struct kvt_dim3 dim = r->step[i].grid;
 
 		if (grid && i == 0)
-			dim.x = grid;
+			dim.x = a->family == KVT_ATTN_FAST ? 2 * grid : grid; /* clusters of two */
 		OK(g->ops->kernel(g, "attend", r->step[i].function, &kernel));
 		OK(g->ops->launch_early(g, kernel, dim, r->step[i].block, r->step[i].shared_bytes, stream, args, 1));
 	}
@@ -1044,6 +1051,7 @@ static void work_make(struct work *w, struct stock *s, const struct timing *what
 	w->limits.seq_tokens = tokens;
 	w->limits.rows = (uint64_t)n_seqs * rows;
 	OK(kvt_attend_recipe_path(&d, &w->limits, (enum kvt_attend_path)what->path, &w->args, &w->recipe));
+	OK(kvt_attend_slab(g, s->slab, s->bytes, &w->args));
 	if (w->recipe.scratch_bytes) {
 		OK(g->ops->alloc(g, w->recipe.scratch_bytes, &w->parts));
 		OK(g->ops->memset_async(g, w->parts, 0, 4 * KVT_ATTEND_COUNTERS, 0));

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "gpu/attend.h"
+#include "gpu/mock.h"
 #include "gpu/op.h"
 #include "kvtier.h"
 #include "lib/gpu_attend.h"
@@ -134,6 +135,52 @@ START_TEST(bad_arguments_are_named)
 }
 END_TEST
 
+/* The copy engine is asked for where family fast can use it; without it bits are the same, so to have none is no error. */
+START_TEST(a_slab_is_mapped_for_family_fast)
+{
+	struct kvt_attend_args a = good();
+	struct kvt_mock_record r;
+	struct kvt_gpu *gpu;
+	kvt_dptr slab;
+
+	ck_assert_int_eq(kvt_mock_open(0, &gpu), 0);
+	ck_assert_int_eq(gpu->ops->alloc(gpu, 1 << 20, &slab), 0);
+	kvt_mock_reset(gpu);
+#define MAPPED(times, bytes_then, change) \
+	do { \
+		a = good(); \
+		a.family = KVT_ATTN_FAST; \
+		a.slab_bytes = 77; \
+		change; \
+		kvt_mock_reset(gpu); \
+		ck_assert_int_eq(kvt_attend_slab(gpu, slab, 1 << 20, &a), 0); \
+		ck_assert_uint_eq(kvt_mock_count(gpu, KVT_MOCK_tensor_map), times); \
+		ck_assert_uint_eq(a.slab_bytes, bytes_then); \
+	} while (0)
+#define BOX(rows) (kvt_mock_log(gpu, 0, &r) && r.height == (rows))
+	MAPPED(1, 1 << 20, (void)0);
+	ck_assert_uint_eq(a.slab, slab);
+	ck_assert(BOX(32) && r.src == slab && r.bytes == 1 << 20 && r.src_pitch == 2048);
+	MAPPED(1, 1 << 20, a.v_block_rows = 48);
+	ck_assert(BOX(16));
+	MAPPED(1, 1 << 20, (a.k_block_rows = 512, a.v_block_rows = 1024));
+	ck_assert(BOX(64));
+	MAPPED(0, 0, a.family = KVT_ATTN_EXACT);
+	MAPPED(0, 0, a.v_row_bytes = 4096);
+	kvt_mock_refuse(gpu, KVT_MOCK_tensor_map, -EOPNOTSUPP);
+	MAPPED(1, 0, (void)0);
+	kvt_mock_refuse(gpu, KVT_MOCK_tensor_map, -EIO);
+	ck_assert_int_eq(kvt_attend_slab(gpu, slab, 1 << 20, &a), -EIO);
+	kvt_mock_refuse(gpu, KVT_MOCK_tensor_map, 0);
+	kvt_mock_reset(gpu);
+	ck_assert_int_eq(kvt_attend_slab(gpu, 0, 0, &a), 0); /* no gpu tier */
+	ck_assert_uint_eq(kvt_mock_count(gpu, KVT_MOCK_tensor_map) + a.slab_bytes, 0);
+	gpu->ops->free(gpu, slab);
+	ck_assert_str_eq(kvt_mock_fault(gpu), "");
+	gpu->ops->close(gpu);
+}
+END_TEST
+
 START_TEST(family_fast_is_refused_with_the_reason)
 {
 	static const struct kvt_attend_device others[] = { { 80, 108, 166912 }, { 100, 148, 232448 }, { 120, 170, 101376 } };
@@ -145,6 +192,11 @@ START_TEST(family_fast_is_refused_with_the_reason)
 	ck_assert_int_eq(kvt_attend_recipe(&h200, &limits, &a, &r), 0);
 	ck_assert_str_eq(r.step[0].function, "fast_f16_128");
 	ck_assert_uint_le(r.step[0].shared_bytes, h200.shared_max);
+	ck_assert_uint_eq(r.step[0].grid.x, 132); /* clusters of two */
+	limits.tokens = limits.seq_tokens = 1;
+	ck_assert_int_eq(kvt_attend_recipe(&h200, &limits, &a, &r), 0);
+	ck_assert_uint_eq(r.step[0].grid.x, 16);
+	limits.tokens = limits.seq_tokens = 512;
 	for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++) {
 		ck_assert_int_eq(kvt_attend_recipe(&others[i], &limits, &a, &r), -EOPNOTSUPP);
 		ck_assert_ptr_nonnull(strstr(kvt_last_error(), "sm_90"));
@@ -178,6 +230,7 @@ int main(void)
 	tcase_add_test(t, twins_are_exact);
 	tcase_add_test(t, family_fast_is_exact);
 	tcase_add_test(t, family_fast_is_refused_with_the_reason);
+	tcase_add_test(t, a_slab_is_mapped_for_family_fast);
 	tcase_add_test(t, what_changes_the_order_of_rows_changes_bits);
 	tcase_add_test(t, recipes_fit_the_device);
 	tcase_add_test(t, decoding_begins_early);

@@ -653,6 +653,8 @@ int kvt_batch_attend(struct kvt_batch *b, const struct kvt_attn *attn, const str
 	struct attention launches = { .batch = b };
 	struct kvt_batch_attn where;
 	struct kvt_attn a;
+	kvt_dptr slab;
+	uint64_t slab_bytes = kvt_store_gpu_slab(b->cache->store, &slab);
 	int ret = kvt_params_copy(&a, sizeof(a), sizeof(a), attn, "attention");
 
 	if (!ret)
@@ -663,6 +665,8 @@ int kvt_batch_attend(struct kvt_batch *b, const struct kvt_attn *attn, const str
 		ret = attend_args(b, &a, &where, &launches.args);
 	if (!ret)
 		ret = kvt_attend_recipe(&device, &limits, &launches.args, &launches.recipe);
+	if (!ret)
+		ret = kvt_attend_slab(b->gpu, slab, slab_bytes, &launches.args);
 	if (!ret && launches.recipe.scratch_bytes > b->scratch_bytes)
 		ret = kvt_fail(-ENOMEM, "attention: %llu bytes of scratch are needed for %llu KV rows, the batch has %llu: raise gpu_scratch_bytes",
 			       (unsigned long long)launches.recipe.scratch_bytes, (unsigned long long)b->rows_most,

@@ -14,6 +14,7 @@
 #define HOPPER_ROWS 128
 #define HOPPER_SLOTS 4	 /* kernels/attend_hopper.cu */
 #define FAST_SLOTS 3	 /* kernels/attend_fast.cu */
+#define FAST_BLOCKS 2	 /* likewise */
 #define PAD 16		   /* bytes behind each row in shared memory: banks */
 #define STAGES_MAX 8  /* kernels/attend.cuh */
 #define RESERVED 1024 /* bytes that the driver keeps of each block's shared memory */
@@ -66,6 +67,22 @@ static int check(const struct kvt_attend_limits *l, const struct kvt_attend_args
 	if (l->rows >= 1ull << 31 || (uint64_t)l->tokens * a->heads >= 1ull << 31)
 		return kvt_fail(-EINVAL, "attend: %llu rows, %u tokens: 2^31 of rows, and of tokens x heads, are too many",
 				(unsigned long long)l->rows, l->tokens);
+	return 0;
+}
+
+int kvt_attend_slab(struct kvt_gpu *gpu, kvt_dptr slab, uint64_t bytes, struct kvt_attend_args *a)
+{
+	const uint32_t rows = KVT_ATTEND_BOX_ROWS(a->k_block_rows, a->v_block_rows);
+	int err;
+
+	a->slab_bytes = 0;
+	if (a->family != KVT_ATTN_FAST || a->k_row_bytes != a->v_row_bytes || bytes < 128 || bytes / 128 > INT32_MAX)
+		return 0;
+	err = gpu->ops->tensor_map(gpu, slab, bytes, a->k_row_bytes, rows, a->map);
+	if (err)
+		return err == -EOPNOTSUPP ? 0 : err;
+	a->slab = slab;
+	a->slab_bytes = bytes;
 	return 0;
 }
 
@@ -282,12 +299,14 @@ static bool hopper_takes(const struct kvt_attend_device *d, const struct kvt_att
 	return d->sm == 90 && plain(a);
 }
 
-/* Thread blocks of HOPPER_ROWS rows each in turn. */
-static uint32_t grid_of(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, const struct kvt_attend_args *a)
+/* Clusters of @blocks thread blocks, of HOPPER_ROWS rows each in turn. */
+static uint32_t grid_of(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, const struct kvt_attend_args *a,
+			uint32_t blocks)
 {
-	uint64_t units = ((uint64_t)l->tokens * (a->heads / a->kv_heads) / HOPPER_ROWS + a->n_seqs) * a->kv_heads;
+	uint64_t units = ((uint64_t)l->tokens * (a->heads / a->kv_heads) / (blocks * HOPPER_ROWS) + a->n_seqs) * a->kv_heads;
+	uint32_t most = d->processors / blocks;
 
-	return (uint32_t)(units < d->processors ? units : d->processors ? d->processors : 1);
+	return blocks * (uint32_t)(units < most ? units : most ? most : 1);
 }
 
 static int hopper(const struct kvt_attend_device *d, const struct kvt_attend_limits *l, struct kvt_attend_args *a,
@@ -304,7 +323,7 @@ static int hopper(const struct kvt_attend_device *d, const struct kvt_attend_lim
 	*r = (struct kvt_attend_recipe){ .n = 1 };
 	r->step[0] = (struct kvt_attend_step){
 		.function = names[a->codec == KVT_BF16][a->k_dim == 128],
-		.grid = { grid_of(d, l, a), 1, 1 }, .block = { 384, 1, 1 },
+		.grid = { grid_of(d, l, a, 1), 1, 1 }, .block = { 384, 1, 1 },
 		.shared_bytes = (HOPPER_ROWS + 2 * HOPPER_SLOTS * TILE) * a->k_dim * 2 + HOPPER_OTHER,
 	};
 	return 0;
@@ -324,7 +343,7 @@ static int fast(const struct kvt_attend_device *d, const struct kvt_attend_limit
 	*r = (struct kvt_attend_recipe){ .n = 1 };
 	r->step[0] = (struct kvt_attend_step){
 		.function = names[a->codec == KVT_BF16][a->k_dim == 128],
-		.grid = { grid_of(d, l, a), 1, 1 }, .block = { 384, 1, 1 },
+		.grid = { grid_of(d, l, a, FAST_BLOCKS), 1, 1 }, .block = { 384, 1, 1 },
 		.shared_bytes = 2 * FAST_SLOTS * KVT_ATTEND_FAST_TILE * a->k_dim * 2 + HOPPER_OTHER,
 	};
 	return 0;

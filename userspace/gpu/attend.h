@@ -77,6 +77,13 @@ int kvt_attend_recipe(const struct kvt_attend_device *, const struct kvt_attend_
 int kvt_attend_recipe_path(const struct kvt_attend_device *, const struct kvt_attend_limits *, enum kvt_attend_path,
 			   struct kvt_attend_args *, struct kvt_attend_recipe *);
 
+/*
+ * Blocks in [slab, slab + bytes), device memory, may from now on be copied by the copy engine of sm_90, where @args
+ * are of family fast and their rows lie as it needs. Bits are the same; blocks elsewhere are copied otherwise.
+ * 0 bytes, or a device that has no such engine: none is.
+ */
+int kvt_attend_slab(struct kvt_gpu *, kvt_dptr slab, uint64_t bytes, struct kvt_attend_args *args);
+
 /* Parts that args->parts must have room for. */
 uint64_t kvt_attend_part_bytes(const struct kvt_attend_args *);
 

@@ -20,6 +20,7 @@
 #define DECODE_ROWS 16
 #define LOG2E 1.44269504f
 #define GROWTH 8.0f /* kernels/attend.cuh */
+#define MOST 16384.0f /* kernels/attend_fast.cu */
 
 static float load(const void *array, uint32_t type, uint64_t i)
 {
@@ -140,7 +141,20 @@ static void get_query(const struct kvt_attend_args *a, const struct row *r, floa
 		q[d] = round_to(a->codec, load(token, a->q_type, (uint64_t)r->head * a->k_dim + d));
 }
 
-/* Positions [lo, hi) by tiles cut at multiples of @tile. */
+/*
+ * Whether family fast takes another reference for a tile's scores, at positions [from, to): if by the one so far one of
+ * four lanes has too much to add up. Lane i has positions 2i and 2i + 1 of each eight.
+ */
+static bool must_refer(const float *s, uint32_t from, uint32_t to, float c, float max)
+{
+	float part[4] = { 0 };
+
+	for (uint32_t j = from; j < to; j++)
+		part[j % 8 / 2] += max == -INFINITY ? INFINITY : exp2f(fmaf(s[j - from], c, -(max * c)));
+	return !(part[0] <= MOST && part[1] <= MOST && part[2] <= MOST && part[3] <= MOST);
+}
+
+/* Positions [lo, hi) by tiles cut at multiples of @tile: those of family fast, or exact. */
 static void do_tiles(const struct kvt_attend_args *a, const struct row *r, uint32_t lo, uint32_t hi, uint32_t tile,
 		     struct state *st)
 {
@@ -157,7 +171,8 @@ static void do_tiles(const struct kvt_attend_args *a, const struct row *r, uint3
 			s[j - from] = score(a, r, q, j);
 			max = fmaxf(max, s[j - from]);
 		}
-		if ((max - st->max) * c > GROWTH) {
+		if (tile == KVT_ATTEND_FAST_TILE ? must_refer(s, from, to, c, st->max) && max > st->max :
+						   (max - st->max) * c > GROWTH) {
 			alpha = exp2f((st->max - max) * c);
 			st->max = max;
 		}

@@ -370,6 +370,14 @@ static int cpu_kernel(struct kvt_gpu *gpu, const char *module, const char *funct
 	return kvt_twin_find(module, function, kernel);
 }
 
+static int cpu_tensor_map(struct kvt_gpu *gpu, kvt_dptr base, uint64_t bytes, uint32_t row_bytes, uint32_t rows, uint64_t *map)
+{
+	if (kvt_tensor_map_check(base, bytes, row_bytes, rows) || check_device(cpu_of(gpu), "tensor_map", base, bytes))
+		return -EINVAL;
+	kvt_tensor_map_say(base, bytes, row_bytes, rows, map);
+	return 0;
+}
+
 static int cpu_launch(struct kvt_gpu *gpu, kvt_kernel kernel, struct kvt_dim3 grid, struct kvt_dim3 block,
 		      uint32_t shared_bytes, kvt_stream stream, void *const *args, uint32_t n_args)
 {
@@ -657,6 +665,7 @@ static const struct kvt_gpu_ops cpu_ops = {
 	.copy_batch_async = cpu_copy_batch_async,
 	.memset_async = cpu_memset_async,
 	.kernel = cpu_kernel,
+	.tensor_map = cpu_tensor_map,
 	.launch = cpu_launch,
 	.launch_early = cpu_launch,
 	.stream_create = cpu_stream_create,

@@ -506,6 +506,35 @@ static int cuda_kernel(struct kvt_gpu *gpu, const char *module, const char *func
 	return 0;
 }
 
+/* Sizes, of 16-bit elements: 64 of a row, where a box may begin, rows. The last two overlap: they are steps alone. */
+static int cuda_tensor_map(struct kvt_gpu *gpu, kvt_dptr base, uint64_t bytes, uint32_t row_bytes, uint32_t rows, uint64_t *map)
+{
+	struct cuda *c = cuda_of(gpu);
+	const uint64_t sizes[3] = { 64, bytes / 128, rows }, strides[2] = { 128, row_bytes };
+	const uint32_t box[3] = { 64, 1, rows }, steps[3] = { 1, 1, 1 };
+	_Alignas(128) uint64_t aligned[KVT_TENSOR_MAP] = { 0 };
+	bool pushed;
+	int err = kvt_tensor_map_check(base, bytes, row_bytes, rows);
+
+	if (!err)
+		err = check_range(c, "tensor_map", base, bytes);
+	if (!err && (gpu->sm < 90 || !c->cu->TensorMapEncodeTiled))
+		err = kvt_fail(-EOPNOTSUPP, "CUDA device %d is sm_%u, its driver of CUDA %d.%d: tensor maps came with sm_90 and CUDA 12.0",
+			       c->device, gpu->sm, c->cu->version / 1000, c->cu->version % 1000 / 10);
+	if (!err)
+		err = kvt_cuda_enter(c, &pushed);
+	if (err)
+		return err;
+	err = kvt_cuda_check(c,
+		    c->cu->TensorMapEncodeTiled(aligned, KVT_CU_TENSOR_U16, 3, (void *)(uintptr_t)base, sizes, strides, box,
+						steps, 0, KVT_CU_SWIZZLE_128, KVT_CU_PROMOTE_256, 0),
+		    "a tensor map of %llu bytes, boxes of %u rows %u bytes apart", (unsigned long long)bytes, rows, row_bytes);
+	kvt_cuda_leave(c, pushed);
+	if (!err)
+		memcpy(map, aligned, sizeof(aligned));
+	return err;
+}
+
 static int put_launch(struct cuda *c, kvt_kernel kernel, struct kvt_dim3 grid, struct kvt_dim3 block, uint32_t shared_bytes,
 		      kvt_stream handle, void *const *args, uint32_t n_args, bool early)
 {
@@ -612,6 +641,7 @@ static const struct kvt_gpu_ops cuda_ops = {
 	.copy_batch_async = cuda_copy_batch_async,
 	.memset_async = cuda_memset_async,
 	.kernel = cuda_kernel,
+	.tensor_map = cuda_tensor_map,
 	.launch = cuda_launch,
 	.launch_early = cuda_launch_early,
 	.stream_create = kvt_cuda_stream_create,

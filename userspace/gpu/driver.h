@@ -41,6 +41,12 @@ enum { /* flags and CUfunction_attribute */
 	KVT_CU_FUNC_SHARED_CARVEOUT = 9, /* per cent of what shared memory and cache divide */
 };
 
+enum { /* CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion */
+	KVT_CU_TENSOR_U16 = 1,
+	KVT_CU_SWIZZLE_128 = 3,
+	KVT_CU_PROMOTE_256 = 3,
+};
+
 enum { /* CUresult, those that are told apart */
 	KVT_CU_NOT_FOUND = 500,
 	KVT_CU_NOT_READY = 600,
@@ -147,7 +153,11 @@ struct kvt_cu_copy_attributes { /* CUmemcpyAttributes */
 						   size_t n_attributes, size_t *failed, kvt_cu_handle stream)) /* 12.8 */ \
 	X(MemcpyBatchAsync2, "cuMemcpyBatchAsync_v2", (const uint64_t *dst, const uint64_t *src, const size_t *sizes, size_t n, \
 						       const struct kvt_cu_copy_attributes *attributes, const size_t *from, \
-						       size_t n_attributes, kvt_cu_handle stream)) /* 13.0 */
+						       size_t n_attributes, kvt_cu_handle stream)) /* 13.0 */ \
+	X(TensorMapEncodeTiled, "cuTensorMapEncodeTiled", (void *map, int type, uint32_t rank, void *base, \
+							   const uint64_t *sizes, const uint64_t *strides, \
+							   const uint32_t *box, const uint32_t *steps, int interleave, \
+							   int swizzle, int promotion, int fill)) /* 12.0 */
 
 struct kvt_cu {
 #define X(name, symbol, args) kvt_cu_result(*name) args;

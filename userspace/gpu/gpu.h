@@ -69,6 +69,12 @@ struct kvt_gpu_ops {
 
 	/* kernels (gpu/kernels.h). -ENOENT: no such kernel. args: pointers to each argument's value, all of them */
 	int (*kernel)(struct kvt_gpu *, const char *module, const char *function, kvt_kernel *);
+	/*
+	 * What a kernel of sm_90 hands to its copy engine, into map[16], part of its arguments: boxes of @rows (at most
+	 * 256) rows of 128 bytes, @row_bytes apart, that begin at multiples of 128 in the device memory [base, base +
+	 * bytes). @base and @row_bytes are multiples of 16. -EOPNOTSUPP: the device or its driver has none.
+	 */
+	int (*tensor_map)(struct kvt_gpu *, kvt_dptr base, uint64_t bytes, uint32_t row_bytes, uint32_t rows, uint64_t *map);
 	int (*launch)(struct kvt_gpu *, kvt_kernel, struct kvt_dim3 grid, struct kvt_dim3 block,
 		      uint32_t shared_bytes, kvt_stream, void *const *args, uint32_t n_args);
 	/*
@@ -132,6 +138,7 @@ const char *kvt_gpu_kernel_archs(void);
 typedef int (*kvt_twin)(struct kvt_dim3 grid, struct kvt_dim3 block, void *const *args);
 
 #define KVT_KERNEL_MAX_ARGS 8
+#define KVT_TENSOR_MAP 16 /* 64-bit words */
 #define KVT_KERNEL_ARG_BYTES 512 /* of all arguments, each rounded up to 8 */
 
 struct kvt_twin_entry {

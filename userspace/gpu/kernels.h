@@ -184,6 +184,7 @@ struct kvt_read_args {
 #define KVT_ATTEND_FAST_TILE 128 /* of family fast, which has no splits */
 
 struct kvt_attend_args {
+	uint64_t map[16];  /* gpu.h's tensor_map() of the slab (below). The first: it is aligned as the whole */
 	uint64_t q;	   /* [tokens][heads][k_dim] of q_type; a token's heads are contiguous */
 	uint64_t out;	   /* [tokens][heads][v_dim] of out_type; likewise */
 	uint64_t q_stride; /* bytes from token to token */
@@ -198,6 +199,7 @@ struct kvt_attend_args {
 	uint64_t mask;	   /* [tokens][mask_stride] of mask_type by position, added to scores; 0: none */
 	uint64_t mask_stride; /* elements */
 	uint64_t parts;	      /* scratch of decoding; 16-byte aligned, contents ignored */
+	uint64_t slab, slab_bytes; /* blocks in it may be copied by @map; 0 bytes: none is */
 	uint32_t n_seqs;      /* at most KVT_ATTEND_SEQS */
 	uint32_t table_stride;
 	uint32_t heads, kv_heads;
@@ -213,7 +215,13 @@ struct kvt_attend_args {
 	float scale;	   /* not 0 */
 	float softcap;	   /* 0: none */
 	uint32_t family;   /* enum kvt_attn_family; a recipe goes by it */
+	uint32_t reserved[11]; /* to a multiple of the map's alignment, 128 bytes */
 };
+
+/* Rows of a box: a power of two, of which blocks of K and of V, and halves of tiles, have a whole number. */
+#define KVT_ATTEND_BOX_ROWS(k_block_rows, v_block_rows) \
+	KVT_LOWEST_BIT((k_block_rows) | (v_block_rows) | KVT_ATTEND_FAST_TILE / 2)
+#define KVT_LOWEST_BIT(x) ((x) & -(x))
 
 #define KVT_ATTEND_SEQS 1024
 #define KVT_ATTEND_COUNTERS 8192 /* u32, at the beginning of scratch */

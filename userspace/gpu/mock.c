@@ -734,6 +734,20 @@ static int mock_kernel(struct kvt_gpu *gpu, const char *module, const char *func
 	return leave(m, err ? err : kvt_twin_find(module, function, kernel));
 }
 
+static int mock_tensor_map(struct kvt_gpu *gpu, kvt_dptr base, uint64_t bytes, uint32_t row_bytes, uint32_t rows, uint64_t *map)
+{
+	struct mock *m = mock_of(gpu);
+	int err = ENTER(m, tensor_map, .src = base, .bytes = bytes, .src_pitch = row_bytes, .height = rows);
+
+	if (!err)
+		err = kvt_tensor_map_check(base, bytes, row_bytes, rows);
+	if (!err)
+		err = check_device(m, "tensor_map", base, bytes);
+	if (!err)
+		kvt_tensor_map_say(base, bytes, row_bytes, rows, map);
+	return leave(m, err);
+}
+
 static int put_launch(struct mock *m, enum kvt_mock_call call, kvt_kernel kernel, struct kvt_dim3 grid, struct kvt_dim3 block,
 		      uint32_t shared_bytes, kvt_stream stream, void *const *args, uint32_t n_args)
 {

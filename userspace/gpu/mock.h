@@ -16,9 +16,10 @@
 #define KVT_MOCK_CALLS(X) \
 	X(close) X(alloc) X(free) X(mem_info) X(host_alloc) X(host_free) X(host_register) X(host_unregister) \
 	X(copy_h2d) X(copy_d2h) X(copy_d2d) X(copy_h2d_async) X(copy_d2h_async) X(copy_d2d_async) \
-	X(copy_2d_async) X(copy_batch_async) X(memset_async) X(kernel) X(launch) X(launch_early) X(stream_create) \
-	X(stream_destroy) X(stream_sync) X(bind_thread) X(capture_begin) X(capture_end) X(graph_launch) X(graph_destroy) \
-	X(event_create) X(event_destroy) X(event_record) X(event_wait) X(event_query) X(event_sync) X(event_elapsed)
+	X(copy_2d_async) X(copy_batch_async) X(memset_async) X(kernel) X(tensor_map) X(launch) X(launch_early) \
+	X(stream_create) X(stream_destroy) X(stream_sync) X(bind_thread) X(capture_begin) X(capture_end) X(graph_launch) \
+	X(graph_destroy) X(event_create) X(event_destroy) X(event_record) X(event_wait) X(event_query) X(event_sync) \
+	X(event_elapsed)
 
 enum kvt_mock_call {
 #define X(name) KVT_MOCK_##name,

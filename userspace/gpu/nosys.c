@@ -29,6 +29,7 @@ NOSYS(copy_2d_async, kvt_dptr dst, uint64_t dst_pitch, kvt_dptr src, uint64_t sr
 NOSYS(copy_batch_async, const uint64_t *dst, const uint64_t *src, uint64_t bytes, uint32_t n, kvt_stream stream)
 NOSYS(memset_async, kvt_dptr p, uint8_t value, uint64_t bytes, kvt_stream stream)
 NOSYS(kernel, const char *module, const char *function, kvt_kernel *k)
+NOSYS(tensor_map, kvt_dptr base, uint64_t bytes, uint32_t row_bytes, uint32_t rows, uint64_t *map)
 NOSYS(launch, kvt_kernel k, struct kvt_dim3 grid, struct kvt_dim3 block, uint32_t shared_bytes, kvt_stream stream,
 	void *const *args, uint32_t n_args)
 NOSYS(launch_early, kvt_kernel k, struct kvt_dim3 grid, struct kvt_dim3 block, uint32_t shared_bytes, kvt_stream stream,
@@ -82,6 +83,7 @@ const struct kvt_gpu_ops kvt_gpu_nosys = {
 	.copy_batch_async = copy_batch_async,
 	.memset_async = memset_async,
 	.kernel = kernel,
+	.tensor_map = tensor_map,
 	.launch = launch,
 	.launch_early = launch_early,
 	.stream_create = stream_create,

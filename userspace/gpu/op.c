@@ -78,6 +78,23 @@ int kvt_span_2d(uint64_t dst_pitch, uint64_t src_pitch, uint64_t width, uint64_t
 	return 0;
 }
 
+int kvt_tensor_map_check(kvt_dptr base, uint64_t bytes, uint32_t row_bytes, uint32_t rows)
+{
+	if (base % 16 || bytes < 128 || bytes / 128 > INT32_MAX || !row_bytes || row_bytes % 16 || !rows || rows > 256)
+		return kvt_fail(-EINVAL, "a tensor map of %llu bytes at %#llx, boxes of %u rows %u bytes apart: multiples of 16, at most 256 rows, 128 bytes to 256 GiB",
+				(unsigned long long)bytes, (unsigned long long)base, rows, row_bytes);
+	return 0;
+}
+
+void kvt_tensor_map_say(kvt_dptr base, uint64_t bytes, uint32_t row_bytes, uint32_t rows, uint64_t *map)
+{
+	memset(map, 0, KVT_TENSOR_MAP * sizeof(*map));
+	map[0] = base;
+	map[1] = bytes;
+	map[2] = row_bytes;
+	map[3] = rows;
+}
+
 int kvt_launch_check(const struct kvt_twin_entry *twin, struct kvt_dim3 grid, struct kvt_dim3 block, uint32_t n_args)
 {
 	if (n_args != twin->n_args)

@@ -51,6 +51,12 @@ void kvt_op_list_free(struct kvt_op_list *list);
 int kvt_span_2d(uint64_t dst_pitch, uint64_t src_pitch, uint64_t width, uint64_t height, uint64_t *dst_bytes,
 		uint64_t *src_bytes);
 
+/* 0, or -EINVAL: no tensor map is of that form (gpu.h). */
+int kvt_tensor_map_check(kvt_dptr base, uint64_t bytes, uint32_t row_bytes, uint32_t rows);
+
+/* What backends without a copy engine put into a map: what it is of. */
+void kvt_tensor_map_say(kvt_dptr base, uint64_t bytes, uint32_t row_bytes, uint32_t rows, uint64_t *map);
+
 /* 0, or -EINVAL as a driver would refuse the launch. */
 int kvt_launch_check(const struct kvt_twin_entry *twin, struct kvt_dim3 grid, struct kvt_dim3 block, uint32_t n_args);
 

@@ -38,7 +38,7 @@ struct piece {
 struct kvt_device {
 	struct kvt_gpu *gpu;
 	const struct kvt_gpu_ops *ops;
-	uint64_t block_bytes, staging_bytes;
+	uint64_t block_bytes, staging_bytes, slab_bytes;
 	kvt_dptr slab, staging, arrays;
 	void *registered[KVT_TIERS + 1]; /* host pools that the device reads and writes at full rate */
 	uint32_t n_registered;
@@ -193,6 +193,12 @@ void kvt_store_gpu_rates(const struct kvt_store *s, struct kvt_device_rates *rat
 	*rates = s->device ? s->device->rates : (struct kvt_device_rates){ 0 };
 }
 
+uint64_t kvt_store_gpu_slab(const struct kvt_store *s, kvt_dptr *base)
+{
+	*base = s->device ? s->device->slab : 0;
+	return s->device ? s->device->slab_bytes : 0;
+}
+
 int kvt_device_create(struct kvt_store *s, uint32_t frames)
 {
 	struct kvt_device *d;
@@ -209,13 +215,14 @@ int kvt_device_create(struct kvt_store *s, uint32_t frames)
 	d->ops = s->gpu->ops;
 	d->block_bytes = s->block_bytes;
 	d->staging_bytes = staging_bytes(s->planes, s->n_planes);
+	d->slab_bytes = frames * s->block_bytes;
 	ret = d->ops->kernel(d->gpu, "block", "digest", &d->digest);
 	if (!ret)
 		ret = d->ops->kernel(d->gpu, "block", "append", &d->append);
 	if (!ret)
 		ret = d->ops->kernel(d->gpu, "block", "copy", &d->copy);
 	if (!ret)
-		ret = d->ops->alloc(d->gpu, frames * s->block_bytes, &d->slab);
+		ret = d->ops->alloc(d->gpu, d->slab_bytes, &d->slab);
 	if (!ret)
 		ret = d->ops->alloc(d->gpu, d->staging_bytes, &d->staging);
 	if (!ret)

@@ -258,6 +258,9 @@ struct kvt_device_rates {
 };
 void kvt_store_gpu_rates(const struct kvt_store *, struct kvt_device_rates *);
 
+/* Where the gpu tier's frames lie in device memory, and their bytes; 0: there is none. */
+uint64_t kvt_store_gpu_slab(const struct kvt_store *, kvt_dptr *base);
+
 /* Host and file in words, for stats. */
 void kvt_store_io_info(struct kvt_store *, struct kvt_file_info *info);
 

@@ -186,6 +186,8 @@ static int make(struct gb *g, struct work *w)
 			.family = s->family,
 		};
 		ret = recipe(g, w, KVT_ATTEND_AUTO, s->tokens, c);
+		if (!ret)
+			ret = kvt_attend_slab(g->gpu, w->slab, w->calls * kv, &c->args);
 		scratch = c->recipe.scratch_bytes > scratch ? c->recipe.scratch_bytes : scratch;
 	}
 	/* one token by decoding is what results are held against */
