@@ -107,6 +107,19 @@ wait $pid 2>/dev/null
 run --store "$dir/killed" --stats "$dir/stats" >/dev/null || exit 1
 [ "$(field cached_tokens)" -ge 640 ] || complain "after kill -9 $(field cached_tokens) of 691 tokens were cached"
 
+# a directory that is removed while a run has it costs the run nothing, and is told
+"$KVT_BUILD/kvtier" run --model "$model" --prompt-file "$dir/prompt" --block-bytes 16K --store "$dir/gone" \
+	--max-tokens 500 >"$dir/text" 2>"$dir/err" &
+pid=$!
+for _ in $(seq 300); do
+	[ ! -e "$dir/gone/log" ] || break
+	sleep 0.02
+done
+rm -r "$dir/gone"
+wait $pid || complain "a directory that was removed: the run failed"
+[ "$(wc -c <"$dir/text")" -gt 400 ] || complain "a directory that was removed: $(wc -c <"$dir/text") bytes of text"
+grep -q "note: --store $dir/gone is no longer there" "$dir/err" || complain "a directory that was removed: $(cat "$dir/err")"
+
 # what does not fit is refused by name
 refuses() {
 	word=$1

@@ -557,6 +557,7 @@ static int start(struct run *r)
 
 static int run(struct run *r)
 {
+	struct stat st;
 	double begin;
 	int err = start(r);
 
@@ -580,6 +581,9 @@ static int run(struct run *r)
 	ref_engine_rest(r->engine);
 	if (!err && r->o.store)
 		err = keep(r);
+	if (!err && r->o.store && stat(r->o.store, &st))
+		fprintf(stderr, "kvtier run: note: --store %s is no longer there (%s): what was kept in it is lost\n", r->o.store,
+			strerror(errno));
 	if (!err && isatty(STDOUT_FILENO))
 		err = put_text("\n", 1);
 	if (err)
