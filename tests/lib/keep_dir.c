@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "lib/scratch.h"
+
 char keep_dir[256];
 
 const char *keep_file(const char *name)
@@ -20,9 +22,7 @@ const char *keep_file(const char *name)
 
 void keep_dir_make(void)
 {
-	const char *tmp = getenv("TMPDIR");
-
-	snprintf(keep_dir, sizeof(keep_dir), "%s/kvtier-keep-XXXXXX", tmp ? tmp : "/var/tmp");
+	snprintf(keep_dir, sizeof(keep_dir), "%s/kvtier-keep-XXXXXX", test_scratch());
 	ck_assert_ptr_nonnull(mkdtemp(keep_dir));
 }
 

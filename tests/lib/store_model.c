@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/scratch.h"
+
 #define PLANES MODEL_PLANES
 #define MAX_SLOTS 512
 #define MAX_BATCH 8
@@ -126,7 +128,7 @@ int model_create(const struct model_config *c, struct model **model)
 		ret = kvt_gpu_cpu_open(0, &m->gpu);
 	p = (struct kvt_store_params){
 		.planes = m->planes, .n_planes = PLANES, .headroom = 2, .flags = c->flags, .block_bytes = m->c.block_bytes,
-		.budget = m->budget, .disk_dir = c->dir ? c->dir : getenv("TMPDIR") ? getenv("TMPDIR") : "/var/tmp",
+		.budget = m->budget, .disk_dir = c->dir ? c->dir : test_scratch(),
 		.numa_node = -1, .writeback_bytes_per_s = c->rate, .host = m->host, .gpu = m->gpu,
 		.policy = &kvt_policy_lru,
 	};

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "lib/scratch.h"
+
 void put(struct bytes *b, const void *data, size_t n)
 {
 	if (b->n + n > b->room) {
@@ -80,11 +82,9 @@ static void remove_dir(void)
 
 const char *scratch_dir(void)
 {
-	const char *tmp = getenv("TMPDIR");
-
 	if (dir[0])
 		return dir;
-	snprintf(dir, sizeof(dir), "%s/kvtier-weights-XXXXXX", tmp ? tmp : "/var/tmp");
+	snprintf(dir, sizeof(dir), "%s/kvtier-weights-XXXXXX", test_scratch());
 	if (!mkdtemp(dir)) {
 		perror(dir);
 		exit(1);

@@ -14,9 +14,10 @@
 #include <unistd.h>
 
 #include "lib/rounds.h"
+#include "lib/scratch.h"
 #include "lib/store_model.h"
 
-static char dir[] = "/var/tmp/kvtier-kill-XXXXXX";
+static char dir[512];
 
 static uint64_t used_space(void)
 {
@@ -69,6 +70,7 @@ START_TEST(nothing_stays_behind)
 	uint64_t random = 4242, before, after;
 	long locked_before = locked();
 
+	snprintf(dir, sizeof(dir), "%s/kvtier-kill-XXXXXX", test_scratch());
 	ck_assert_ptr_nonnull(mkdtemp(dir));
 	before = used_space();
 	for (int i = 0; i < rounds; i++) {

@@ -20,6 +20,7 @@
 #include "cache/cache.h"
 #include "lib/host_fault.h"
 #include "lib/rounds.h"
+#include "lib/scratch.h"
 #include "lib/store_model.h"
 
 #define HEADS 2
@@ -312,10 +313,11 @@ static void log_and_ask(void *user, enum kvt_log_level level, const char *line)
 /* The file system is full long before the disk budget is: the cache goes on with what it has got. */
 START_TEST(the_file_system_is_full_first)
 {
-	static char dir[] = "/var/tmp/kvtier-test-XXXXXX";
+	static char dir[512];
 	int status, fd;
 	pid_t child;
 
+	snprintf(dir, sizeof(dir), "%s/kvtier-test-XXXXXX", test_scratch());
 	ck_assert_ptr_nonnull(mkdtemp(dir));
 	child = fork();
 	if (!child) { /* a mount of its own, gone with the process */
@@ -324,7 +326,7 @@ START_TEST(the_file_system_is_full_first)
 		struct kvt_cache *cache;
 		struct kvt_seq *seq;
 		uint32_t t = 0;
-		char path[64], *fill;
+		char path[600], *fill;
 		int ret = 0;
 
 		if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||

@@ -16,6 +16,7 @@
 
 #include "cache/cache.h"
 #include "lib/host_keep.h"
+#include "lib/scratch.h"
 #include "store/store.h"
 
 enum { PLANES = 3, DIM = 64, TOKENS = 400, SEQS = 4 };
@@ -27,18 +28,11 @@ static const struct kvt_plane_params planes[PLANES] = {
 	{ .size = sizeof(planes[0]), .codec = KVT_F32, .heads = 1, .head_dim = DIM },
 };
 
-static const char *dir(void)
-{
-	const char *tmp = getenv("TMPDIR");
-
-	return tmp ? tmp : "/var/tmp";
-}
-
 static void remove_pool(void)
 {
 	char path[384];
 
-	snprintf(path, sizeof(path), "%s/warm", dir());
+	snprintf(path, sizeof(path), "%s/warm", test_scratch());
 	unlink(path);
 }
 
@@ -51,7 +45,7 @@ static struct kvt_cache_params params(bool warm, uint32_t frames, bool disk)
 	p.planes = planes;
 	p.n_planes = PLANES;
 	p.block_bytes = 4096;
-	p.disk_dir = dir();
+	p.disk_dir = test_scratch();
 	p.disk_bytes = disk ? 4 << 20 : 0;
 	p.threads = 1;
 	p.max_seqs = SEQS;
@@ -73,7 +67,7 @@ static struct kvt_cache *try_open(const struct kvt_cache_params *p, uint32_t tak
 	struct kvt_cache *cache;
 	struct kvt_host *inner;
 
-	ck_assert(!kvt_host_open(&hp, &inner) && !kvt_host_keep_open(inner, dir(), take, host));
+	ck_assert(!kvt_host_open(&hp, &inner) && !kvt_host_keep_open(inner, test_scratch(), take, host));
 	if (!kvt_cache_create_on(p, *host, NULL, &cache))
 		return cache;
 	kvt_host_close(*host);
@@ -320,7 +314,7 @@ START_TEST(flipped_bits)
 	uint32_t tokens[TOKENS], shorter = 0, counted = 0;
 	char path[384];
 
-	snprintf(path, sizeof(path), "%s/warm", dir());
+	snprintf(path, sizeof(path), "%s/warm", test_scratch());
 	prompt(0, tokens);
 	for (uint32_t i = 0; i < 120; i++) {
 		struct kvt_host *host;

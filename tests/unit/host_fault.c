@@ -9,6 +9,7 @@
 
 #include "host/host.h"
 #include "lib/host_fault.h"
+#include "lib/scratch.h"
 
 #define FRAME 8192u
 #define SLOTS 16u
@@ -22,7 +23,7 @@ static void open_all(void)
 {
 	struct kvt_host_params params = { .io = KVT_IO_AUTO, .depth = SLOTS, .frame_bytes = FRAME, .budget = &budget };
 	struct kvt_pool_params frames = { .n_frames = SLOTS, .node = -1 };
-	struct kvt_file_params slots = { .dir = "/var/tmp", .n_slots = SLOTS };
+	struct kvt_file_params slots = { .dir = test_scratch(), .n_slots = SLOTS };
 	struct kvt_fault none = { .kind = KVT_FAULT_NONE };
 	struct kvt_host *inner;
 
@@ -85,7 +86,7 @@ static uint64_t bits_that_differ(const uint8_t *a, const uint8_t *b)
 START_TEST(a_sweep_meets_every_event_once)
 {
 	struct kvt_pool_params frames = { .n_frames = 1, .node = -1 };
-	struct kvt_file_params slots = { .dir = "/var/tmp", .n_slots = 1 };
+	struct kvt_file_params slots = { .dir = test_scratch(), .n_slots = 1 };
 	struct kvt_pool *p;
 	struct kvt_file *f;
 	uint64_t at;

@@ -30,6 +30,7 @@
 #include <unistd.h>
 
 #include "lib/host_rig.h"
+#include "lib/scratch.h"
 
 #define FRAME (64u << 10)
 #define DEPTH 16u
@@ -422,10 +423,11 @@ END_TEST
 
 START_TEST(no_nameless_files)
 {
-	char dir[] = "/var/tmp/kvt-named-XXXXXX";
+	char dir[512];
 	struct stat st;
 	struct rig r;
 
+	snprintf(dir, sizeof(dir), "%s/kvt-named-XXXXXX", test_scratch());
 	ck_assert_ptr_nonnull(mkdtemp(dir));
 	bend.tmpfile = EOPNOTSUPP;
 	if (open_rig(&r, (uint32_t)_i, dir, 4)) {

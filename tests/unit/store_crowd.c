@@ -11,6 +11,7 @@
 
 #include "lib/host_fault.h"
 #include "lib/rounds.h"
+#include "lib/scratch.h"
 #include "lib/store_model.h"
 
 #define THREADS 6
@@ -50,7 +51,7 @@ START_TEST(each_sees_its_own)
 				      .budget = &budget[KVT_TIER_RAM] };
 	struct kvt_fault fault = { .kind = KVT_FAULT_NONE, .delay = 3, .reorder = true, .seed = 5 };
 	struct kvt_store_params p = { .n_planes = MODEL_PLANES, .block_bytes = 4096, .budget = budget,
-				      .disk_dir = "/var/tmp", .numa_node = -1, .policy = &kvt_policy_lru };
+				      .disk_dir = test_scratch(), .numa_node = -1, .policy = &kvt_policy_lru };
 	uint64_t operations = test_rounds(2500, 400, 400);
 	struct kvt_plane_geom planes[MODEL_PLANES];
 	struct kvt_gpu *gpu = NULL;

@@ -13,6 +13,7 @@
 
 #include "gpu/mock.h"
 #include "lib/rounds.h"
+#include "lib/scratch.h"
 #include "lib/store_model.h"
 
 static const struct model_config config = { .frames = { 6, 2, 6, 64 }, .slots = 40 };
@@ -232,7 +233,7 @@ static void few_frames(struct kvt_store_params *p, struct kvt_budget *budget, st
 
 	model_planes(planes, 4096);
 	*p = (struct kvt_store_params){ .n_planes = MODEL_PLANES, .planes = planes, .block_bytes = 4096, .budget = budget,
-					.frames = { 4, 0, 4, 16 }, .headroom = 2, .disk_dir = "/var/tmp", .numa_node = -1,
+					.frames = { 4, 0, 4, 16 }, .headroom = 2, .disk_dir = test_scratch(), .numa_node = -1,
 					.policy = &kvt_policy_lru, .gpu = open_mock() };
 	ck_assert(!kvt_host_open(&hp, &p->host));
 }
