@@ -102,6 +102,15 @@ for _ in $(seq 300); do
 	[ "$(wc -c <"$dir/text")" -lt 200 ] || break
 	sleep 0.1
 done
+# what is kept is written beside generation, at the disk's own time: until nothing was for half a second
+log=0 still=0
+for _ in $(seq 300); do
+	before=$log log=$(wc -c <"$dir/killed/log")
+	if [ "$log" = "$before" ]; then still=$((still + 1)); else still=0; fi
+	[ $still -lt 5 ] || break
+	sleep 0.1
+done
+kill -0 $pid || complain "it ended before it was killed"
 kill -9 $pid
 wait $pid 2>/dev/null
 run --store "$dir/killed" --stats "$dir/stats" >/dev/null || exit 1
