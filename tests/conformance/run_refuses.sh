@@ -229,7 +229,7 @@ rm "$dir/fifo"
 	refuse 1 '--gpu-bytes is 10 bytes: less than a block of 65536' $good --prompt a --gpu-bytes 10
 	refuse 1 "--ram-bytes [0-9]+ and --pinned-bytes 0 are more than this machine's [0-9]+ bytes" $good --prompt a --ram-bytes 64T
 	refuse 1 "--ram-bytes 0 and --pinned-bytes [0-9]+ are more than this machine's [0-9]+ bytes" $good --prompt a --pinned-bytes 900T
-	refuse 1 '--gpu-bytes is 1099511627776000 bytes: more than' $good --prompt a --gpu-bytes 1000T
+	refuse 1 '--gpu-bytes is 1099511627776000 bytes: 35184372023296 are the most with blocks of 65536: lower it' $good --prompt a --gpu-bytes 1000T
 }
 
 # ---- directories ----
