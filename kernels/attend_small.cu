@@ -5,11 +5,16 @@
  * of one KV head with all loads under way at once; each of its warps forms the
  * scores of a tile, then 16 columns of the output over all tiles. The last of a
  * row's splits to end merges them.
+ *
+ * With two warps a scheduler, each instruction of a chain takes its four cycles
+ * and more: what is on the way is short.
+ *
+ * Begun early, it asks for all rows but the step's own before it waits for those,
+ * for queries, and for whoever still has the parts.
  */
 #include "attend_decode.cuh"
 
 #define SMALL_TILES (SPLIT / TILE) /* a warp has one */
-#define SMALL_MERGE 64		   /* splits at a time */
 
 struct small_shared {
 	uint64_t there[SMALL_TILES]; /* V */
@@ -17,7 +22,6 @@ struct small_shared {
 	float max[DECODE_ROWS], sum[DECODE_ROWS];
 	float top[SMALL_TILES][DECODE_ROWS], scale[SMALL_TILES][DECODE_ROWS];
 	float sums[SMALL_TILES][DECODE_ROWS][4];
-	float old_weight[DECODE_ROWS][SMALL_MERGE], part_weight[DECODE_ROWS][SMALL_MERGE], final[DECODE_ROWS];
 	uint32_t last;
 	alignas(16) uint8_t weights[DECODE_ROWS][2 * SPLIT + PAD];
 	uint32_t before[]; /* [n_seqs + 1] */
@@ -53,126 +57,148 @@ static __device__ __forceinline__ small_layout get_small_layout(const attend_arg
 	return l;
 }
 
-template <int PIECES> static __device__ __forceinline__ void
-small_whole(uint64_t found, uint32_t row_bytes, uint32_t tile, uint32_t dst, uint32_t stride)
-{
-	const uint32_t lane = threadIdx.x % 32, row = lane / PIECES, piece = lane % PIECES;
-	const uint64_t in_group = (uint64_t)row * row_bytes + piece * 16;
-
-	dst += row * stride + piece / 8 * 128;
-#pragma unroll
-	for (uint32_t i = 0; i < TILE / 16; i++) {
-		const uint64_t base = group_of(found, tile, i) + in_group;
-
-#pragma unroll
-		for (uint32_t r = 0; r < 16; r += 32 / PIECES)
-			copy16(dst + (i * 16 + r) * stride + (piece ^ row ^ r) % 8 * 16, base + (uint64_t)r * row_bytes);
-	}
-}
-
-/* A warp: a tile of K or of V, rows outside [from, to) as zeros. */
+/* A warp: a tile of K or of V, rows outside [from, to) as zeros, but for those in [fresh, to). */
 static __device__ __forceinline__ void
-small_load(uint64_t found, uint32_t row_bytes, uint32_t pieces, uint32_t tile, uint32_t from, uint32_t to, uint32_t dst,
-	   uint32_t stride)
+small_load(uint64_t found, uint32_t row_bytes, uint32_t pieces, uint32_t tile, uint32_t from, uint32_t fresh, uint32_t to,
+	   uint32_t dst, uint32_t stride)
 {
 	const uint32_t inverse = 65535 / pieces + 1; /* k / pieces = k * inverse >> 16 for k < 16 * 16 */
 	const uint32_t groups = __ballot_sync(0xffffffffu, found != 0) >> tile % SMALL_TILES * (TILE / 16) & 15;
+	const bool whole = groups == 15 && tile * TILE >= from && (tile + 1) * TILE <= fresh && pieces > 1 && 32 % pieces == 0;
 
-	if (groups == 15 && tile * TILE >= from && (tile + 1) * TILE <= to && (pieces == 8 || pieces == 16)) {
-		if (pieces == 8)
-			small_whole<8>(found, row_bytes, tile, dst, stride);
-		else
-			small_whole<16>(found, row_bytes, tile, dst, stride);
-		return;
-	}
 #pragma unroll 1
-	for (uint32_t i = 0; i < TILE / 16; i++) {
+	for (uint32_t i = 0; i < TILE / 16; i++, dst += 16 * stride) {
 		const uint64_t base = group_of(found, tile, i);
+		const uint32_t row0 = (threadIdx.x % 32) * inverse >> 16, piece0 = threadIdx.x % 32 - row0 * pieces;
+		const uint64_t in_group = base + (uint64_t)row0 * row_bytes + piece0 * 16;
+		const uint32_t to_row = dst + row0 * stride + piece0 / 8 * 128;
 
+		if (whole) {
+#pragma unroll 4
+			for (uint32_t r = 0; r < 16; r += 32 / pieces)
+				copy16(to_row + r * stride + (piece0 ^ (row0 + r)) % 8 * 16,
+				       in_group + (uint64_t)r * row_bytes);
+			continue;
+		}
 #pragma unroll 1
 		for (uint32_t k = threadIdx.x % 32; k < 16 * pieces; k += 32) {
 			const uint32_t row = k * inverse >> 16, piece = k - row * pieces, position = tile * TILE + i * 16 + row;
 
-			copy16(dst + (i * 16 + row) * stride + swizzled_piece(row, piece),
-			       base + (uint64_t)row * row_bytes + piece * 16, base && position >= from && position < to);
+			if (position < fresh || position >= to)
+				copy16(dst + row * stride + swizzled_piece(row, piece),
+				       base + (uint64_t)row * row_bytes + piece * 16,
+				       base && position >= from && position < to);
 		}
 	}
 }
 
-/* The splits of some rows of a KV head, by 256 threads. @part: of the first split; parts are @step floats apart. */
+/* Those. */
 static __device__ __forceinline__ void
-small_merge(const attend_args &a, small_shared &sh, const decode_unit &u, const float *part, uint64_t step, uint32_t splits,
-	    float c, uint8_t *space, uint32_t bytes)
+small_load_fresh(uint64_t found, uint32_t row_bytes, uint32_t pieces, uint32_t tile, uint32_t fresh, uint32_t to, uint32_t dst,
+		 uint32_t stride)
 {
-	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = a.heads / a.kv_heads;
-	const uint32_t rows = min(u.s.n * group - u.row0, (uint32_t)DECODE_ROWS), all = rows * a.v_dim;
-	const uint32_t part_floats = a.part_rows * (a.v_dim + 2), chunk = min(bytes / (4 * part_floats), (uint32_t)SMALL_MERGE);
-	const float *parts = reinterpret_cast<float *>(space);
-	float max[2] = { -INF, -INF }, sum[2] = {}, out[DECODE_ROWS * 128 / 256] = {};
+#pragma unroll 1
+	for (uint32_t row = max(fresh, tile * TILE) % TILE, end = min(to - tile * TILE, (uint32_t)TILE); row < end; row++) {
+		const uint64_t base = group_of(found, tile, row / 16);
+		const uint32_t piece = threadIdx.x % 32;
 
-	for (uint32_t s0 = 0; s0 < splits; s0 += chunk) {
-		const uint32_t n = min(splits - s0, chunk);
-
-		__syncthreads(); /* what was in shared memory is done with */
-		for (uint32_t k = warp; k < n; k += SMALL_TILES)
-			for (uint32_t i = lane * 4; i < part_floats; i += 128)
-				copy16(shared_address(parts + k * part_floats + i), (uint64_t)(part + (s0 + k) * step + i));
-		copy_commit();
-		copy_wait<0>();
-		__syncthreads();
-#pragma unroll
-		for (int i = 0; i < 2; i++) {
-			const uint32_t row = warp + 8 * i;
-
-			if (row >= rows)
-				break;
-			for (uint32_t k0 = 0; k0 < n; k0 += 32) {
-				const uint32_t k = k0 + lane;
-				const float own = k < n ? parts[k * part_floats + row] : -INF;
-				const float l = k < n ? parts[k * part_floats + a.part_rows + row] : 0;
-				float highest = own, lower, old, w;
-
-#pragma unroll
-				for (int d = 1; d < 32; d *= 2) {
-					const float other = __shfl_up_sync(0xffffffffu, highest, d);
-
-					highest = lane >= d ? fmaxf(highest, other) : highest;
-				}
-				lower = __shfl_up_sync(0xffffffffu, highest, 1);
-				lower = lane ? fmaxf(max[i], lower) : max[i];
-				max[i] = fmaxf(max[i], __shfl_sync(0xffffffffu, highest, 31));
-				weigh(&lower, own, c, &old, &w);
-				sh.old_weight[row][k] = old;
-				sh.part_weight[row][k] = w;
-				for (uint32_t j = 0; j < min(n - k0, 32u); j++)
-					sum[i] = merged_sum(sum[i], __shfl_sync(0xffffffffu, old, j),
-							    __shfl_sync(0xffffffffu, l, j), __shfl_sync(0xffffffffu, w, j));
-			}
-			if (lane == 0 && s0 + n == splits)
-				sh.final[row] = final_weight(a, u.kv_head * group + (u.row0 + row) % group, max[i], sum[i], c);
-		}
-		__syncthreads();
-#pragma unroll
-		for (int e = 0; e < DECODE_ROWS * 128 / 256; e++) {
-			const uint32_t i = e * 256 + threadIdx.x, row = i / a.v_dim;
-
-			if (i >= all)
-				break;
-#pragma unroll 8
-			for (uint32_t k = 0; k < n; k++)
-				out[e] = merged(out[e], sh.old_weight[row][k], parts[k * part_floats + 2 * a.part_rows + i],
-						sh.part_weight[row][k]);
-		}
+		if (piece < pieces)
+			copy16(dst + row * stride + swizzled_piece(row, piece),
+			       base + (uint64_t)(row % 16) * row_bytes + piece * 16, base);
 	}
-#pragma unroll
-	for (int e = 0; e < DECODE_ROWS * 128 / 256; e++) {
-		const uint32_t i = e * 256 + threadIdx.x, row = i / a.v_dim;
+}
 
-		if (i >= all)
-			break;
-		store_output(a, u.s.token + (u.row0 + row) / group,
-			     (uint64_t)(u.kv_head * group + (u.row0 + row) % group) * a.v_dim + i - row * a.v_dim,
-			     output_bits(out[e], sh.final[row]));
+/* As look(), where nothing is added to scores. */
+static __device__ __forceinline__ uint32_t small_look(const query_row *row, float (&s)[TILE / 8][4], uint32_t j)
+{
+	const uint32_t from[2] = { row[0].from, row[8].from }, to[2] = { row[0].to, row[8].to };
+	uint32_t hidden = 0;
+
+#pragma unroll
+	for (int i = 0; i < TILE / 2; i++) {
+		const uint32_t at = j + i / 4 * 8 + i % 2;
+		float &x = s[i / 4][i % 4];
+
+		x = at < from[i % 4 / 2] || at >= to[i % 4 / 2] ? -INF : x;
+		hidden |= x == -INF ? 1u << i : 0;
+	}
+	return hidden;
+}
+
+/* One more of a split's blocks has left its parts: how many did before. */
+static __device__ __forceinline__ uint32_t small_count(uint32_t *counter)
+{
+	uint32_t before;
+
+	asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+	return before;
+}
+
+/* The splits of some rows of a KV head: a warp has a row. @part: of the first split; parts are @step floats apart. */
+static __device__ __forceinline__ void
+small_merge(const attend_args &a, const decode_unit &u, const float *part, uint64_t step, uint32_t splits, float c)
+{
+	constexpr int LOADS = 16; /* at a time */
+	const uint32_t lane = threadIdx.x % 32, group = a.heads / a.kv_heads;
+	const uint32_t rows = min(u.s.n * group - u.row0, (uint32_t)DECODE_ROWS);
+
+#pragma unroll 1
+	for (uint32_t row = threadIdx.x / 32; row < rows; row += SMALL_TILES)
+#pragma unroll 1
+	for (uint32_t column = 2 * lane; column < (a.v_dim + 63) / 64 * 64; column += 64) {
+		const uint32_t token = (u.row0 + row) / group, head = u.kv_head * group + (u.row0 + row) % group;
+		const float *acc = part + 2 * a.part_rows + row * a.v_dim + min(column, a.v_dim - 2);
+		const float *at = part + lane * step + row;
+		float max = -INF, sum = 0, out[2] = {}, weight;
+		float2 x[LOADS];
+		uint32_t left = splits;
+		auto load = [&]() {
+#pragma unroll
+			for (int j = 0; j < LOADS; j++)
+				if (j < left)
+					x[j] = __ldcg(reinterpret_cast<const float2 *>(acc + j * step));
+			acc += LOADS * step;
+		};
+
+#pragma unroll 1
+		for (uint32_t k0 = 0; k0 < splits; k0 += 32, at += 32 * step) {
+			const bool mine = k0 + lane < splits;
+			const float own = mine ? __ldcg(at) : -INF, l = mine ? __ldcg(at + a.part_rows) : 0;
+			float highest = own, lower, old, w, added;
+
+			load(); /* while weights are formed */
+#pragma unroll
+			for (int d = 1; d < 32; d *= 2) {
+				const float other = __shfl_up_sync(0xffffffffu, highest, d);
+
+				highest = lane >= d ? fmaxf(highest, other) : highest;
+			}
+			lower = __shfl_up_sync(0xffffffffu, highest, 1);
+			lower = lane ? fmaxf(max, lower) : max;
+			max = fmaxf(max, __shfl_sync(0xffffffffu, highest, 31));
+			weigh(&lower, own, c, &old, &w);
+			added = __fmul_rn(l, w);
+#pragma unroll 1
+			for (uint32_t j0 = 0; j0 < 32 && left; j0 += LOADS) {
+				if (j0)
+					load();
+#pragma unroll
+				for (int j = 0; j < LOADS; j++) {
+					const float old_weight = __shfl_sync(0xffffffffu, old, j0 + j);
+					const float part_weight = __shfl_sync(0xffffffffu, w, j0 + j);
+
+					sum = __fmaf_rn(sum, old_weight, __shfl_sync(0xffffffffu, added, j0 + j));
+					out[0] = merged(out[0], old_weight, x[j].x, part_weight);
+					out[1] = merged(out[1], old_weight, x[j].y, part_weight);
+					if (--left == 0)
+						break;
+				}
+			}
+		}
+		weight = final_weight(a, head, max, sum, c);
+		if (column < a.v_dim)
+			store_output2(a, u.s.token + token, (uint64_t)head * a.v_dim + column, output_bits(out[0], weight),
+				      output_bits(out[1], weight));
 	}
 }
 
@@ -189,12 +215,13 @@ template <int CODEC> static __device__ __forceinline__ void small(const attend_a
 	float *const parts = reinterpret_cast<float *>(a.parts) + KVT_ATTEND_COUNTERS;
 	uint32_t phases = 0; /* of tiles */
 
+	let_next_begin();
+	if (a.first) /* which rows are the step's own is not known */
+		wait_for_earlier();
 	prefetch(a.k_blocks, 8ull * a.n_seqs * a.table_stride, threadIdx.x);
 	prefetch(a.v_blocks, 8ull * a.n_seqs * a.table_stride, threadIdx.x);
 	if (threadIdx.x < SMALL_TILES)
 		barrier_init(&sh.there[threadIdx.x], 32);
-	wait_for_earlier();
-	let_next_begin();
 	count_units(sh.before, a.n_seqs, [&](uint32_t i) {
 		const sequence s = get_sequence(a, i);
 		uint32_t first;
@@ -207,55 +234,79 @@ template <int CODEC> static __device__ __forceinline__ void small(const attend_a
 		const uint32_t all_rows = u.s.n * group, split = u.tile0 / SMALL_TILES;
 		const uint32_t whole_from = sees_from(a, u.s, last_token(a, u)), whole_to = sees_to(a, u.s, first_token(a, u));
 		const uint32_t tile = u.tile0 + warp, position = tile * TILE + lane % 4 * 2;
+		auto load_queries = [&](const uint64_t (&at)[2], uint32_t (&to)[4]) {
+			auto each = [&](auto load) {
+#pragma unroll
+				for (int e = 0; e < 4; e++)
+					to[e] = at[e / 2] && lane * 2 + e % 2 * 64 < a.k_dim ?
+							load(at[e / 2], lane + e % 2 * 32) : 0;
+			};
+
+			if (a.q_type == CODEC)
+				each([](uint64_t row, uint32_t i) { return array<uint32_t>(row)[i]; });
+			else if (a.q_type == ROW_F32)
+				each([](uint64_t row, uint32_t i) {
+					return pair<CODEC>(array<float>(row)[2 * i], array<float>(row)[2 * i + 1]);
+				});
+			else
+				each([](uint64_t row, uint32_t i) {
+					constexpr uint32_t other = CODEC == ROW_F16 ? ROW_BF16 : ROW_F16;
+
+					return pair<CODEC>(load_float(row, 2 * i, other), load_float(row, 2 * i + 1, other));
+				});
+		};
 		auto is_partly = [&](uint32_t t) { return general || t * TILE < whole_from || (t + 1) * TILE > whole_to; };
 		float *part = parts + unit * part_floats;
 		const uint32_t column0 = warp * 16, pieces = column0 < a.v_dim ? min((a.v_dim - column0) / 8, 2u) : 0;
 		const bool beside = SMALL_TILES + warp < l.tiles;
 		uint64_t v = 0;
-		auto load_v = [&]() {
-			small_load(v, a.v_row_bytes, a.v_dim / 8, tile, u.from, u.to, l.v(warp), l.v_stride);
-			barrier_arrive_copied(&sh.there[warp]);
-		};
+		const uint32_t fresh = a.first ? u.to : max(min(u.to, u.s.rows - u.s.n), u.from); /* on: the step's own */
+		const bool known = (tile + 1) * TILE <= fresh || fresh == u.to;
+		/* all rows see the same, others are zeros: tiles that are not there are made zeros, too, and all is one run */
+		const bool alike = u.s.n == 1 && !general;
 		float acc[2][4] = {}, score[TILE / 8][4] = {};
-		uint32_t hidden = 0;
+		uint32_t hidden = 0, query[4]; /* warp w's lanes have rows w and w + 8, two elements at a time */
+		uint64_t k = 0, query_at[2];
 
-		uint32_t query[4]; /* warp w's lanes have rows w and w + 8, two elements at a time */
-
-#pragma unroll
-		for (int e = 0; e < 4; e++) { /* asked for before K and V, used behind them */
-			const uint32_t row = u.row0 + warp + e / 2 * 8, d = lane * 2 + e % 2 * 64;
-			const uint32_t head = u.kv_head * group + row % group;
-			const uint64_t at = a.q + (uint64_t)(u.s.token + row / group) * a.q_stride +
-					    ((uint64_t)head * a.k_dim + d) * (a.q_type == ROW_F32 ? 4 : 2);
-
-			query[e] = 0;
-			if (row >= all_rows || d >= a.k_dim)
-				continue;
-			if (a.q_type == CODEC)
-				query[e] = *array<uint32_t>(at);
-			else
-				query[e] = pair<CODEC>(load_float(at, 0, a.q_type), load_float(at, 1, a.q_type));
+		if (warp < u.tiles) {
+			k = find_group(a.k_blocks + (uint64_t)u.seq * a.table_stride * 8, a.k_block_rows, a.k_row_bytes,
+				       u.kv_head * a.k_dim * 2, split, u.from, u.to);
+			v = find_group(a.v_blocks + (uint64_t)u.seq * a.table_stride * 8, a.v_block_rows, a.v_row_bytes,
+				       u.kv_head * a.v_dim * 2, split, u.from, u.to);
+			for (uint32_t i = lane; a.k_dim % 16 && i < TILE; i += 32) /* V was there, perhaps */
+				clear16(l.k(warp) + i * l.k_stride + swizzled_piece(i, a.k_dim / 8));
+			small_load(k, a.k_row_bytes, a.k_dim / 8, tile, u.from, fresh, u.to, l.k(warp), l.k_stride);
+			copy_commit();
+			if (beside)
+				small_load(v, a.v_row_bytes, a.v_dim / 8, tile, u.from, fresh, u.to, l.v(warp), l.v_stride);
+			copy_commit();
+		} else if (alike) {
+			for (uint32_t i = lane; i < TILE * l.v_stride / 16; i += 32)
+				clear16(l.v(warp) + i * 16);
+			for (uint32_t i = lane; i < DECODE_ROWS * TILE / 8; i += 32)
+				clear16(shared_address(&sh.weights[i / 8][warp * TILE * 2 + i % 8 * 16]));
 		}
 		if (threadIdx.x < DECODE_ROWS) {
 			sh.rows[threadIdx.x] = get_row(a, u.s, u.row0 + threadIdx.x, u.kv_head);
 			sh.max[threadIdx.x] = -INF;
 		}
-		if (warp < u.tiles) {
-			const uint64_t k = find_group(a.k_blocks + (uint64_t)u.seq * a.table_stride * 8, a.k_block_rows,
-						      a.k_row_bytes, u.kv_head * a.k_dim * 2, split, u.from, u.to);
+#pragma unroll
+		for (int i = 0; i < 2; i++) {
+			const uint32_t row = u.row0 + warp + i * 8, head = u.kv_head * group + row % group;
 
-			v = find_group(a.v_blocks + (uint64_t)u.seq * a.table_stride * 8, a.v_block_rows, a.v_row_bytes,
-				       u.kv_head * a.v_dim * 2, split, u.from, u.to);
-			for (uint32_t i = lane; a.k_dim % 16 && i < TILE; i += 32) /* V was there, perhaps */
-				clear16(l.k(warp) + i * l.k_stride + swizzled_piece(i, a.k_dim / 8));
-			small_load(k, a.k_row_bytes, a.k_dim / 8, tile, u.from, u.to, l.k(warp), l.k_stride);
-			copy_commit();
+			query_at[i] = row >= all_rows ? 0 : a.q + (uint64_t)(u.s.token + row / group) * a.q_stride +
+							    (uint64_t)head * a.k_dim * (a.q_type == ROW_F32 ? 4 : 2);
 		}
-		if (warp < u.tiles) {
+		wait_for_earlier();
+		load_queries(query_at, query);
+		if (warp < u.tiles && !known) {
+			small_load_fresh(k, a.k_row_bytes, a.k_dim / 8, tile, fresh, u.to, l.k(warp), l.k_stride);
 			if (beside)
-				load_v();
+				small_load_fresh(v, a.v_row_bytes, a.v_dim / 8, tile, fresh, u.to, l.v(warp), l.v_stride);
 			copy_commit();
 		}
+		if (warp < u.tiles && beside)
+			barrier_arrive_copied(&sh.there[warp]);
 #pragma unroll
 		for (int e = 0; e < 4; e++)
 			if (lane * 2 + e % 2 * 64 < whole_steps(a.k_dim))
@@ -266,7 +317,10 @@ template <int CODEC> static __device__ __forceinline__ void small(const attend_a
 			const uint32_t k_row = l.k(warp) + b_row * l.k_stride;
 			const uint32_t q_row = shared_address(attend_memory) + l.queries + a_row * l.q_stride + a_column;
 
-			copy_wait<1>();
+			if (known)
+				copy_wait<1>();
+			else
+				copy_wait<0>();
 			__syncwarp();
 #pragma unroll 2
 			for (uint32_t d = 0; d < a.k_dim; d += 16) {
@@ -285,10 +339,12 @@ template <int CODEC> static __device__ __forceinline__ void small(const attend_a
 			}
 			if (!beside) {
 				__syncwarp(); /* K is done with */
-				load_v();
+				small_load(v, a.v_row_bytes, a.v_dim / 8, tile, u.from, u.to, u.to, l.v(warp), l.v_stride);
+				barrier_arrive_copied(&sh.there[warp]);
 			}
 			if (is_partly(tile))
-				hidden = look(a, &sh.rows[lane / 4], general, score, position);
+				hidden = general ? look(a, &sh.rows[lane / 4], true, score, position) :
+						   small_look(&sh.rows[lane / 4], score, position);
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
 				float top = score[0][2 * i];
@@ -356,18 +412,21 @@ template <int CODEC> static __device__ __forceinline__ void small(const attend_a
 			}
 		}
 		if (column0 < a.v_dim) {
-			bool plain = u.tiles == SMALL_TILES && !is_partly(u.tile0) && !is_partly(u.tile0 + u.tiles - 1);
+			bool plain = alike || (u.tiles == SMALL_TILES && !is_partly(u.tile0) &&
+					       !is_partly(u.tile0 + u.tiles - 1));
 			auto own_piece = [&](uint32_t t, uint32_t row, uint32_t piece) {
 				return l.v(t) + row * l.v_stride + swizzled_piece(row, column0 / 8 + piece);
 			};
+			const uint32_t weights_row = shared_address(&sh.weights[a_row][a_column]), v_step = 16 * l.v_stride;
+			const uint32_t v_row = a_row * l.v_stride + swizzled_piece(a_row, column0 / 8 + a_column / 16);
 			auto add = [&](uint32_t t) {
 				uint32_t weights[TILE / 16][4], vb[TILE / 16][4];
+				const uint32_t v_at = l.v(t) + v_row;
 
 #pragma unroll
 				for (int p = 0; p < TILE / 16; p++) {
-					matrices(weights[p],
-						 shared_address(&sh.weights[a_row][a_column + t * TILE * 2 + p * 32]));
-					matrices_transposed(vb[p], own_piece(t, p * 16 + a_row, a_column / 16));
+					matrices(weights[p], weights_row + t * TILE * 2 + p * 32);
+					matrices_transposed(vb[p], v_at + p * v_step);
 				}
 #pragma unroll
 				for (int p = 0; p < TILE / 16; p++) {
@@ -424,21 +483,19 @@ template <int CODEC> static __device__ __forceinline__ void small(const attend_a
 			uint32_t *counter = reinterpret_cast<uint32_t *>(a.parts) + unit0;
 
 			__syncthreads();
-			if (threadIdx.x == 0) {
-				__threadfence(); /* the block's parts, to who merges them */
-				sh.last = atomicAdd(counter, 1) == splits - 1;
-				__threadfence();
-			}
+			if (threadIdx.x == 0)
+				sh.last = small_count(counter) == splits - 1;
 			__syncthreads();
 			if (sh.last) {
-				small_merge(a, sh, u, parts + unit0 * part_floats, of_split * part_floats, splits, c,
-					    attend_memory + (l.tiles0 - shared_address(attend_memory)), l.tiles * l.tile_bytes);
+				small_merge(a, u, parts + unit0 * part_floats, of_split * part_floats, splits, c);
 				if (threadIdx.x == 0)
 					*counter = 0;
 			}
 		}
 		__syncthreads(); /* this unit is done with */
 	}
+	if (blockIdx.x == 0)
+		wait_for_earlier(); /* also where there was no unit */
 	copy_wait<0>();
 }
 

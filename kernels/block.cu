@@ -211,12 +211,19 @@ template <int SRC, int DST> static __device__ void append_rows(const struct kvt_
 {
 	const uint64_t *blocks = at<const uint64_t>(a.blocks);
 	const uint32_t *rows = at<const uint32_t>(a.rows);
-	const uint32_t per_block = blockDim.x / 32;
+	const uint64_t warps = (uint64_t)gridDim.x * (blockDim.x / 32);
+	const uint32_t bytes = row_bytes(DST, a.elements);
+	uint64_t i = (uint64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, d = 0;
 
-	for (uint64_t i = (uint64_t)blockIdx.x * per_block + threadIdx.x / 32; i < a.n;
-	     i += (uint64_t)gridDim.x * per_block)
-		encode_row<SRC, DST>(blocks[i] + (uint64_t)rows[i] * row_bytes(DST, a.elements), a.src + i * a.src_stride,
-				     a.elements);
+	if (i < a.n)
+		d = blocks[i] + (uint64_t)rows[i] * bytes;
+	wait_for_earlier(); /* source rows, and whoever reads those that are replaced; not where they go */
+	while (i < a.n) {
+		encode_row<SRC, DST>(d, a.src + i * a.src_stride, a.elements);
+		i += warps;
+		if (i < a.n)
+			d = blocks[i] + (uint64_t)rows[i] * bytes;
+	}
 }
 
 #define EACH_PAIR(types, call, ...) \
@@ -235,56 +242,152 @@ template <int SRC, int DST> static __device__ void append_rows(const struct kvt_
 extern "C" __global__ void __launch_bounds__(1024) block_append(const struct kvt_append_args a)
 {
 	let_next_begin();
-	wait_for_earlier();
 	EACH_PAIR(a, append_rows, a)
 }
 
-/* ---- extend: a warp takes a row, and digests what it has written, in place of zeros ---- */
+/* ---- extend: a warp takes a row, and digests what it writes, in place of zeros ---- */
 
-static __device__ uint64_t row_digest(uint64_t row, uint32_t bytes, uint32_t index, const uint64_t *secret)
+static __device__ __noinline__ uint64_t row_hash(uint64_t row, uint32_t bytes, const uint64_t *secret)
 {
 	const uint32_t lane = threadIdx.x % 32;
 	uint64_t h = 0;
 
 	if (bytes <= XXH3_LONG)
-		return lane ? 0 : xxh3_row_digest(xxh3_short(at<const uint8_t>(row), bytes, secret), index);
+		return lane ? 0 : xxh3_short(at<const uint8_t>(row), bytes, secret);
 	if (lane < 4)
 		h = xxh3_long_part(at<const uint8_t>(row), bytes, lane, secret);
 	h += __shfl_xor_sync(0xffffffffu, h, 1);
 	h += __shfl_xor_sync(0xffffffffu, h, 2);
-	return lane ? 0 : xxh3_row_digest(xxh3_avalanche(bytes * XXH3_P64_1 + h), index);
+	return xxh3_avalanche(bytes * XXH3_P64_1 + h);
+}
+
+/*
+ * A long row of whole stripes whose 16-byte pieces are aligned: lane 4 g + j encodes column j of stripes g, g + 8, ...,
+ * and has what XXH3 wants of them in registers. Returned where piece 0 of the last stripe is: lane *owner.
+ */
+template <int SRC, int DST>
+static __device__ __forceinline__ uint64_t encode_and_hash(uint64_t d, uint64_t s, uint32_t elements, const uint64_t *secret,
+							   uint32_t *owner)
+{
+	typedef several<typename element<SRC>::type, 8> src8;
+	typedef several<typename element<DST>::type, 8> dst8;
+	const uint32_t lane = threadIdx.x % 32, j = lane % 4, pieces = elements / 8, last = pieces / 4 - 1;
+	uint64_t acc[2];
+	struct xxh3_pair end = { };
+
+	xxh3_begin(acc, j);
+	for (uint32_t e0 = 0; e0 < pieces; e0 += 128) {
+		src8 in[4];
+
+#pragma unroll
+		for (int u = 0; u < 4; u++)
+			if (e0 + 32 * u + lane < pieces)
+				in[u] = at<const src8>(s)[e0 + 32 * u + lane];
+#pragma unroll
+		for (int half = 0; half < 2; half++) { /* 16 stripes */
+			uint64_t sum[2] = { };
+
+#pragma unroll
+			for (int u = 2 * half; u < 2 * half + 2; u++) {
+				const uint32_t e = e0 + 32 * u + lane, i = e / 4 % 16;
+				union {
+					dst8 row;
+					struct xxh3_pair pair;
+				} out;
+
+				if (e >= pieces)
+					break;
+#pragma unroll
+				for (int k = 0; k < 8; k++)
+					out.row.v[k] = convert<SRC, DST>(in[u].v[k]);
+				at<dst8>(d)[e] = out.row;
+				if (e / 4 == last)
+					end = out.pair;
+				else
+					xxh3_add(sum, out.pair, secret[2 * j + i], secret[2 * j + i + 1]);
+			}
+			if (e0 + 64 * half >= pieces)
+				break;
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+#pragma unroll
+				for (int distance = 4; distance < 32; distance *= 2)
+					sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], distance);
+				acc[i] += sum[i];
+			}
+			if (last >= e0 / 4 + 16 * half + 16)
+				xxh3_scramble(acc, j, secret);
+		}
+	}
+	*owner = last % 8 * 4;
+	uint64_t h = xxh3_end(acc, end, j, secret);
+
+	h += __shfl_xor_sync(0xffffffffu, h, 1);
+	h += __shfl_xor_sync(0xffffffffu, h, 2);
+	return xxh3_avalanche(2 * elements * XXH3_P64_1 + h);
+}
+
+/* Where a row of the step goes. */
+struct place {
+	uint64_t entry, row; /* in the tables; in memory */
+	uint32_t index;	     /* in its block */
+};
+
+static __device__ __forceinline__ struct place find_place(const struct kvt_extend_args &a, const struct kvt_extend_plane &p,
+							  uint32_t t, uint32_t bytes)
+{
+	const uint32_t *tokens = at<const uint32_t>(a.tokens), *rows = at<const uint32_t>(a.rows);
+	uint32_t i = 0, end = a.n_seqs, position;
+	struct place r;
+
+	while (end - i > 1) {
+		const uint32_t middle = (i + end) / 2;
+
+		if (t >= tokens[middle])
+			i = middle;
+		else
+			end = middle;
+	}
+	position = rows[i] - (tokens[i + 1] - t);
+	r.index = position % p.block_rows;
+	r.entry = (uint64_t)i * a.table_stride + position / p.block_rows;
+	r.row = at<const uint64_t>(p.blocks)[r.entry] + (uint64_t)r.index * bytes;
+	return r;
 }
 
 template <int SRC, int DST>
 static __device__ __forceinline__ void extend_rows(const struct kvt_extend_args &a, const struct kvt_extend_plane &p,
 						   const uint64_t *secret)
 {
-	const uint64_t *blocks = at<const uint64_t>(p.blocks);
 	unsigned long long *sums = at<unsigned long long>(p.sums);
-	const uint32_t *tokens = at<const uint32_t>(a.tokens), *rows = at<const uint32_t>(a.rows);
-	const uint32_t per_block = blockDim.x / 32, bytes = row_bytes(DST, p.elements), n = tokens[a.n_seqs];
+	const uint32_t bytes = row_bytes(DST, p.elements), n = at<const uint32_t>(a.tokens)[a.n_seqs];
+	const uint32_t warps = gridDim.x * (blockDim.x / 32), lane = threadIdx.x % 32;
+	uint32_t t = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+	struct place to = { };
+	uint64_t zeros = 0;
+	auto find = [&]() {
+		if (t >= n)
+			return;
+		to = find_place(a, p, t, bytes);
+		zeros = xxh3_row_digest(p.zeros_hash, to.index);
+	};
 
-	for (uint32_t t = blockIdx.x * per_block + threadIdx.x / 32; t < n; t += gridDim.x * per_block) {
-		uint32_t i = 0, end = a.n_seqs;
+	find();
+	wait_for_earlier(); /* source rows, and whoever reads those that are replaced; not the tables */
+	for (; t < n; t += warps, find()) {
+		const uint64_t s = p.src + t * p.src_stride;
+		uint32_t owner = 0;
+		uint64_t h;
 
-		while (end - i > 1) {
-			const uint32_t middle = (i + end) / 2;
-
-			if (t >= tokens[middle])
-				i = middle;
-			else
-				end = middle;
+		if (DST != ROW_F32 && (s | to.row) % 16 == 0 && bytes % 64 == 0 && bytes > XXH3_LONG) {
+			h = encode_and_hash<SRC, DST>(to.row, s, p.elements, secret, &owner);
+		} else {
+			encode_row<SRC, DST>(to.row, s, p.elements);
+			__syncwarp();
+			h = row_hash(to.row, bytes, secret);
 		}
-		const uint32_t position = rows[i] - (tokens[i + 1] - t), row = position % p.block_rows;
-		const uint64_t entry = (uint64_t)i * a.table_stride + position / p.block_rows;
-		const uint64_t d = blocks[entry] + (uint64_t)row * bytes;
-
-		encode_row<SRC, DST>(d, p.src + t * p.src_stride, p.elements);
-		__syncwarp();
-		const uint64_t sum = row_digest(d, bytes, row, secret) - xxh3_row_digest(p.zeros_hash, row);
-
-		if (threadIdx.x % 32 == 0)
-			atomicAdd(&sums[entry], (unsigned long long)sum);
+		if (lane == owner)
+			atomicAdd(&sums[to.entry], (unsigned long long)(xxh3_row_digest(h, to.index) - zeros));
 	}
 }
 
@@ -297,7 +400,6 @@ extern "C" __global__ void __launch_bounds__(128) block_extend(const __grid_cons
 	if (threadIdx.x < XXH3_SECRET_WORDS)
 		secret[threadIdx.x] = xxh3_secret[threadIdx.x];
 	__syncthreads();
-	wait_for_earlier();
 	EACH_PAIR(a.plane[blockIdx.y], extend_rows, a, a.plane[blockIdx.y], secret)
 }
 

@@ -8,6 +8,7 @@
  */
 #include <cuda_pipeline.h>
 
+#include "early.cuh"
 #include "gpu/engine_math.h"
 #include "gpu/kernels.h"
 
@@ -135,6 +136,7 @@ template <int BEFORE> static __device__ __forceinline__ void gemm_row(const stru
 
 		for (uint32_t stage = 0; stage < ROW_STAGES - 1; stage++)
 			fetch_stage(a, s, w, stage * ROW_K);
+		wait_for_earlier(); /* weights are there from the beginning */
 		if (BEFORE == KVT_GEMM_NORM)
 			norm_scales<1>(a, row, 0, scale);
 		for (uint32_t at = 0; at < a.k; at += ROW_K) {
@@ -162,6 +164,7 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS) engine_gemm_row(const 
 {
 	__shared__ __align__(16) struct row_shared s;
 
+	let_next_begin();
 	EACH_BEFORE(gemm_row, a, &s)
 }
 
@@ -290,15 +293,20 @@ extern "C" __global__ void __launch_bounds__(1024) engine_rope(const struct kvt_
 	const uint32_t half = a.dim / 2, turned = a.heads + a.kv_heads;
 	const uint32_t first = *reinterpret_cast<const uint32_t *>(a.rows) - a.n;
 
+	let_next_begin();
 	for (uint64_t u = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; u < (uint64_t)a.n * turned * half;
 	     u += (uint64_t)gridDim.x * blockDim.x) {
 		const uint32_t i = u % half, h = u / half % turned, t = u / half / turned;
 		const float *angles = floats_at(a.angles) + (uint64_t)(first + t) * a.dim;
 		float *from = floats_at(a.qkv) + ((uint64_t)t * (turned + a.kv_heads) + h) * a.dim;
 		float *to = h < a.heads ? floats_at(a.q) + ((uint64_t)t * a.heads + h) * a.dim : from;
-		float x = from[i], y = from[half + i];
+		const float cosine = angles[i], sine = angles[half + i];
+		float x, y;
 
-		kvt_math_rope(&x, &y, angles[i], angles[half + i]);
+		wait_for_earlier();
+		x = from[i];
+		y = from[half + i];
+		kvt_math_rope(&x, &y, cosine, sine);
 		to[i] = x;
 		to[half + i] = y;
 	}

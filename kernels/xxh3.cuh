@@ -197,18 +197,35 @@ XXH3_FN void xxh3_add(uint64_t *acc, struct xxh3_pair v, uint64_t key0, uint64_t
 	acc[1] += v.a + (uint64_t)(uint32_t)k1 * (k1 >> 32);
 }
 
-/*
- * Part @j (0 to 3) of a long row's hash; the hash is
- * xxh3_avalanche(len * XXH3_P64_1 + the sum of the four parts).
- */
+/* Part @j (0 to 3) of a long row's hash: its two accumulators before the first stripe, */
+XXH3_FN void xxh3_begin(uint64_t *acc, uint32_t j)
+{
+	acc[0] = j == 0 ? XXH3_P32_3 : j == 1 ? XXH3_P64_2 : j == 2 ? XXH3_P64_4 : XXH3_P64_5;
+	acc[1] = j == 0 ? XXH3_P64_1 : j == 1 ? XXH3_P64_3 : j == 2 ? XXH3_P32_2 : XXH3_P32_1;
+}
+
+/* after each 16 of them behind which there are more, */
+XXH3_FN void xxh3_scramble(uint64_t *acc, uint32_t j, const uint64_t *secret)
+{
+	for (int i = 0; i < 2; i++)
+		acc[i] = (acc[i] ^ acc[i] >> 47 ^ secret[16 + 2 * j + i]) * XXH3_P32_1;
+}
+
+/* and what becomes of them and its column of the last 64 bytes. */
+XXH3_FN uint64_t xxh3_end(uint64_t *acc, struct xxh3_pair last, uint32_t j, const uint64_t *secret)
+{
+	xxh3_add(acc, last, xxh3_key(secret, 121 + 16 * j), xxh3_key(secret, 121 + 16 * j + 8));
+	return xxh3_fold(acc[0] ^ xxh3_key(secret, 11 + 16 * j), acc[1] ^ xxh3_key(secret, 11 + 16 * j + 8));
+}
+
+/* That part; the hash is xxh3_avalanche(len * XXH3_P64_1 + the sum of the four parts). */
 XXH3_FN uint64_t xxh3_long_part(const uint8_t *p, uint32_t len, uint32_t j, const uint64_t *secret)
 {
 	const uint32_t last = (len - 1) / 64; /* stripes but for the last, which ends with the row */
 	const uint8_t *column = p + 16 * j;
 	uint64_t acc[2], key = secret[2 * j], next;
 
-	acc[0] = j == 0 ? XXH3_P32_3 : j == 1 ? XXH3_P64_2 : j == 2 ? XXH3_P64_4 : XXH3_P64_5;
-	acc[1] = j == 0 ? XXH3_P64_1 : j == 1 ? XXH3_P64_3 : j == 2 ? XXH3_P32_2 : XXH3_P32_1;
+	xxh3_begin(acc, j);
 	for (uint32_t s = 0; s < last; s += 16) {
 		uint32_t n = last - s < 16 ? last - s : 16;
 
@@ -222,13 +239,10 @@ XXH3_FN uint64_t xxh3_long_part(const uint8_t *p, uint32_t len, uint32_t j, cons
 		}
 		if (n < 16)
 			break;
-		for (int i = 0; i < 2; i++)
-			acc[i] = (acc[i] ^ acc[i] >> 47 ^ secret[16 + 2 * j + i]) * XXH3_P32_1;
+		xxh3_scramble(acc, j, secret);
 		key = secret[2 * j];
 	}
-	xxh3_add(acc, xxh3_read128(p + len - 64 + 16 * j), xxh3_key(secret, 121 + 16 * j),
-		 xxh3_key(secret, 121 + 16 * j + 8));
-	return xxh3_fold(acc[0] ^ xxh3_key(secret, 11 + 16 * j), acc[1] ^ xxh3_key(secret, 11 + 16 * j + 8));
+	return xxh3_end(acc, xxh3_read128(p + len - 64 + 16 * j), j, secret);
 }
 
 /* A row's share of its block's digest; userspace/codec/codec.h. */

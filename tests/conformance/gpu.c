@@ -880,11 +880,12 @@ CASE(append_encodes_as_the_cpu_does)
 /* A batch of sequences of different lengths, one with nothing new: rows where positions say, digests added up; both planes. */
 CASE(extend_places_and_digests)
 {
-	enum { SEQS = 3, STRIDE = 4, BLOCK_ROWS = 5, ELEMENTS = 48, N = 11, ENTRIES = SEQS * STRIDE };
+	enum { SEQS = 3, STRIDE = 4, BLOCK_ROWS = 5, LONGEST = 1504, N = 11, ENTRIES = SEQS * STRIDE };
 	static const uint32_t tokens[SEQS + 1] = { 0, 4, 4, N }, rows[SEQS] = { 9, 3, 17 };
-	static float in[2][N * ELEMENTS];
-	static uint8_t want[2][ENTRIES * BLOCK_ROWS * ELEMENTS * 4], out[sizeof(want[0])];
-	static const float zeros[ELEMENTS];
+	static const uint32_t sizes[] = { 48, 120, 160, 512, 544, 1024, 1056, LONGEST }; /* rows of all kinds of digests */
+	static float in[2][N * LONGEST], encoded[N * LONGEST];
+	static uint8_t want[2][ENTRIES * BLOCK_ROWS * LONGEST * 4], out[sizeof(want[0])];
+	static const float zeros[LONGEST];
 	uint64_t blocks[ENTRIES], sums[2][ENTRIES], got[ENTRIES];
 	kvt_dptr mem[2], d_in[2], d_sums[2], d_blocks[2], d_tokens = upload(tokens, sizeof(tokens));
 	struct kvt_extend_args a = { .tokens = d_tokens, .rows = upload(rows, sizeof(rows)), .n_seqs = SEQS,
@@ -893,50 +894,55 @@ CASE(extend_places_and_digests)
 
 	for (int p = 0; p < 2; p++) {
 		randomise(in[p], sizeof(in[p]));
-		d_in[p] = upload(in[p], sizeof(in[p]));
+		d_in[p] = device(sizeof(in[p]));
 		mem[p] = device(sizeof(want[p]));
 		d_sums[p] = device(sizeof(sums[p]));
+		d_blocks[p] = device(sizeof(blocks));
 	}
-	for (uint32_t n = 1; n <= 2; n++)
-		for (uint32_t type = 0; type <= KVT_BF16; type++) {
-			a.n_planes = n;
-			for (uint32_t p = 0; p < n; p++) {
-				const uint32_t dst_type = (type + p) % 3, row = (uint32_t)kvt_codec_bytes(dst_type, ELEMENTS);
+	for (uint32_t turn = 0; turn < 18 * sizeof(sizes) / sizeof(sizes[0]); turn++) {
+		const uint32_t elements = sizes[turn / 18], n = turn % 2 + 1, used = ENTRIES * BLOCK_ROWS * 4 * elements;
 
-				memset(want[p], 0xa5, sizeof(want[p]));
-				OK(g->ops->copy_h2d(g, mem[p], want[p], sizeof(want[p])));
-				for (uint32_t i = 0; i < ENTRIES; i++) {
-					blocks[i] = mem[p] + (i * 7 + 2) % ENTRIES * BLOCK_ROWS * row;
-					sums[p][i] = rnd();
+		a.n_planes = n;
+		for (uint32_t p = 0; p < n; p++) {
+			const uint32_t src_type = turn / 6 % 3, dst_type = (turn / 2 + p) % 3;
+			const uint32_t row = (uint32_t)kvt_codec_bytes(dst_type, elements);
+			const uint32_t src_row = (uint32_t)kvt_codec_bytes(src_type, elements);
+
+			memset(want[p], 0xa5, used);
+			OK(g->ops->copy_h2d(g, mem[p], want[p], used));
+			for (uint32_t i = 0; i < ENTRIES; i++) {
+				blocks[i] = mem[p] + (i * 7 + 2) % ENTRIES * BLOCK_ROWS * row;
+				sums[p][i] = rnd();
+			}
+			OK(g->ops->copy_h2d(g, d_sums[p], sums[p], sizeof(sums[p])));
+			OK(g->ops->copy_h2d(g, d_blocks[p], blocks, sizeof(blocks)));
+			kvt_codec_convert(encoded, src_type, in[p], KVT_F32, N * elements);
+			OK(g->ops->copy_h2d(g, d_in[p], encoded, N * src_row));
+			a.plane[p] = (struct kvt_extend_plane){
+				.src = d_in[p], .src_stride = src_row, .blocks = d_blocks[p], .sums = d_sums[p],
+				.zeros_hash = kvt_row_hash(zeros, row), .block_rows = BLOCK_ROWS, .elements = elements,
+				.src_type = src_type, .dst_type = dst_type,
+			};
+			for (uint32_t i = 0; i < SEQS; i++)
+				for (uint32_t t = tokens[i]; t < tokens[i + 1]; t++) {
+					uint32_t position = rows[i] - tokens[i + 1] + t;
+					uint32_t at = i * STRIDE + position / BLOCK_ROWS;
+					uint32_t in_block = position % BLOCK_ROWS;
+					uint8_t *dst = want[p] + (blocks[at] - mem[p]) + in_block * row;
+
+					kvt_codec_convert(dst, dst_type, (uint8_t *)encoded + t * src_row, src_type, elements);
+					sums[p][at] += kvt_row_digest(in_block, dst, row) -
+						       kvt_row_digest(in_block, zeros, row);
 				}
-				OK(g->ops->copy_h2d(g, d_sums[p], sums[p], sizeof(sums[p])));
-				d_blocks[p] = upload(blocks, sizeof(blocks));
-				a.plane[p] = (struct kvt_extend_plane){
-					.src = d_in[p], .src_stride = ELEMENTS * 4, .blocks = d_blocks[p], .sums = d_sums[p],
-					.zeros_hash = kvt_row_hash(zeros, row), .block_rows = BLOCK_ROWS, .elements = ELEMENTS,
-					.src_type = KVT_F32, .dst_type = dst_type,
-				};
-				for (uint32_t i = 0; i < SEQS; i++)
-					for (uint32_t t = tokens[i]; t < tokens[i + 1]; t++) {
-						uint32_t position = rows[i] - tokens[i + 1] + t;
-						uint32_t at = i * STRIDE + position / BLOCK_ROWS;
-						uint32_t in_block = position % BLOCK_ROWS;
-						uint8_t *dst = want[p] + (blocks[at] - mem[p]) + in_block * row;
-
-						kvt_codec_convert(dst, dst_type, in[p] + t * ELEMENTS, KVT_F32, ELEMENTS);
-						sums[p][at] += kvt_row_digest(in_block, dst, row) -
-							       kvt_row_digest(in_block, zeros, row);
-					}
-			}
-			OK(g->ops->launch(g, kernel("extend"), (struct kvt_dim3){ grid.x, n, 1 }, block, 0, 0, args, 1));
-			for (uint32_t p = 0; p < n; p++) {
-				OK(g->ops->copy_d2h(g, out, mem[p], sizeof(out)));
-				OK(g->ops->copy_d2h(g, got, d_sums[p], sizeof(got)));
-				ck_assert(!memcmp(out, want[p], sizeof(out)));
-				ck_assert(!memcmp(got, sums[p], sizeof(got)));
-				g->ops->free(g, d_blocks[p]);
-			}
 		}
+		OK(g->ops->launch(g, kernel("extend"), (struct kvt_dim3){ grid.x, n, 1 }, block, 0, 0, args, 1));
+		for (uint32_t p = 0; p < n; p++) {
+			OK(g->ops->copy_d2h(g, out, mem[p], used));
+			OK(g->ops->copy_d2h(g, got, d_sums[p], sizeof(got)));
+			ck_assert(!memcmp(out, want[p], used));
+			ck_assert(!memcmp(got, sums[p], sizeof(got)));
+		}
+	}
 }
 
 /* Every word once, also behind the last whole round of loads. */

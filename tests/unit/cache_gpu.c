@@ -555,6 +555,55 @@ START_TEST(a_captured_step_serves_later_ones)
 END_TEST
 
 /*
+ * Kernels read tables before they wait for what is before them. So the first behind a change of the tables is launched in
+ * order, and with a ring, which changes what is where they say, all are.
+ */
+START_TEST(all_but_a_steps_first_launch_may_begin_early)
+{
+	const uint32_t one[1] = { 1 };
+	uint32_t names[1] = { 4 }, lens[1] = { 0 };
+
+	for (uint32_t ring = 0; ring <= 8; ring += 8) {
+		struct kvt_rows src = { .type = KVT_F32 };
+		struct kvt_batch_attn io = KVT_INIT(io);
+		struct kvt_attn attn = KVT_INIT(attn);
+		struct kvt_seq *seq;
+		struct rig r;
+
+		OK(gpu_backend_open(GPU_MOCK, &r.gpu));
+		lens[0] = 0;
+		OK(make_ring(&r, r.gpu, 100, 100, 1, ring));
+		OK(kvt_seq_create(r.cache, &seq));
+		OK(kvt_batch_attach(r.batch, &seq, 1));
+		OK(step(&r, names, lens, (uint32_t[]){ 20 }, 1));
+		src.data = (void *)(uintptr_t)r.src;
+		attn.n_heads = Q_HEADS;
+		io.q = r.q;
+		io.out = r.out;
+		for (int k = 0; k < 3; k++) {
+			OK(kvt_batch_step(r.batch, one, NULL));
+			kvt_mock_reset(r.gpu);
+			for (uint32_t layer = 0; layer < PLANES / 2; layer++) {
+				attn.k_plane = 2 * layer;
+				attn.v_plane = 2 * layer + 1;
+				OK(kvt_batch_write_kv(r.batch, attn.k_plane, &src, attn.v_plane, &src));
+				OK(kvt_batch_attend(r.batch, &attn, &io));
+			}
+			if (ring)
+				ck_assert_uint_eq(kvt_mock_count(r.gpu, KVT_MOCK_launch_early), 0);
+			else
+				ck_assert_uint_eq(kvt_mock_count(r.gpu, KVT_MOCK_launch), 1);
+			ck_assert_uint_ge(kvt_mock_count(r.gpu, KVT_MOCK_launch) + kvt_mock_count(r.gpu, KVT_MOCK_launch_early),
+					  PLANES);
+		}
+		kvt_batch_detach(r.batch);
+		unmake(&r);
+		gpu_backend_close(GPU_MOCK, r.gpu);
+	}
+}
+END_TEST
+
+/*
  * @steps tokens of each sequence, of which nobody waits for any: rows, queries and results have memory of their own.
  * @out: [steps][layer][sequence] query heads.
  */
@@ -1060,6 +1109,7 @@ int main(void)
 	tcase_add_loop_test(t, an_aborted_step_loses_nothing, 0, n_backends);
 	tcase_add_loop_test(t, attention_depends_on_the_rows_alone, 0, n_backends);
 	tcase_add_loop_test(t, a_captured_step_serves_later_ones, 0, n_backends);
+	tcase_add_test(t, all_but_a_steps_first_launch_may_begin_early);
 	tcase_add_loop_test(t, a_ring_changes_no_bit, 0, n_backends);
 	tcase_add_loop_test(t, a_step_moves_what_is_not_resident, 0, n_backends);
 	tcase_add_loop_test(t, moves_beside_decoding_change_no_bit, 0, n_backends);

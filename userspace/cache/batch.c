@@ -47,6 +47,7 @@ struct kvt_batch {
 
 	uint32_t n, total, longest; /* sequences; tokens of this step, of all and of one of them */
 	uint64_t rows_most;	    /* KV rows of all sequences that launches are sized for */
+	bool settled; /* the tables of this step were complete before what was launched last began */
 	uint32_t epoch;
 	struct kvt_seq **seqs;	/* [max_seqs] */
 	uint32_t *counts;	/* [max_seqs + 1], and room for an even number */
@@ -67,10 +68,24 @@ static int launch(struct kvt_batch *b, kvt_kernel kernel, uint32_t blocks, uint3
 	return b->ops->launch(b->gpu, kernel, grid, block, 0, b->stream, &args, 1);
 }
 
+/*
+ * What reads tables and rows of earlier steps before it waits. Behind a change of the tables one launch is in order, and so
+ * they are there for all that follow; a ring changes what they stand for by copies between launches.
+ */
+static int launch_reader(struct kvt_batch *b, kvt_kernel kernel, struct kvt_dim3 grid, struct kvt_dim3 block, uint32_t shared,
+			 void *args)
+{
+	const bool early = b->settled && !b->ring;
+
+	b->settled = true;
+	return (early ? b->ops->launch_early : b->ops->launch)(b->gpu, kernel, grid, block, shared, b->stream, &args, 1);
+}
+
 static int flush_words(struct kvt_batch *b)
 {
 	int ret = 0;
 
+	b->settled = false;
 	b->pending.words = b->words;
 	if (b->pending.n)
 		ret = launch(b, b->set, 1, KVT_SET_MAX, &b->pending);
@@ -515,7 +530,6 @@ static int extend_plane(struct kvt_batch *b, uint32_t plane, const struct kvt_ro
 static int extend(struct kvt_batch *b, struct kvt_extend_args *args, uint32_t n_planes)
 {
 	const struct kvt_dim3 grid = { (b->total + WARPS - 1) / WARPS, n_planes, 1 }, block = { 32 * WARPS, 1, 1 };
-	void *list = args;
 	int ret;
 
 	args->tokens = kvt_batch_tokens(b);
@@ -523,7 +537,7 @@ static int extend(struct kvt_batch *b, struct kvt_extend_args *args, uint32_t n_
 	args->n_planes = n_planes;
 	args->n_seqs = b->n;
 	args->table_stride = b->stride;
-	ret = b->ops->launch(b->gpu, b->extend, grid, block, 0, b->stream, &list, 1);
+	ret = launch_reader(b, b->extend, grid, block, 0, args);
 	return ret ? kvt_store_device_ended(b->cache->store, ret, "writing a batch's rows") : 0;
 }
 
@@ -607,7 +621,6 @@ static int launch_attention(void *arg)
 {
 	struct attention *a = arg;
 	struct kvt_batch *b = a->batch;
-	void *list = &a->args;
 	kvt_kernel kernel;
 	int ret = 0;
 
@@ -616,8 +629,7 @@ static int launch_attention(void *arg)
 
 		ret = b->ops->kernel(b->gpu, "attend", step->function, &kernel);
 		if (!ret)
-			ret = b->ops->launch_early(b->gpu, kernel, step->grid, step->block, step->shared_bytes, b->stream,
-						   &list, 1);
+			ret = launch_reader(b, kernel, step->grid, step->block, step->shared_bytes, &a->args);
 	}
 	return ret;
 }

@@ -21,7 +21,7 @@
 /* At most, of a kernel, beside rows of Q, K and V. */
 #define DECODE_OTHER(n_seqs) (4416 + 4 * (n_seqs))
 #define WIDE_OTHER(n_seqs) (4096 + 4 * (n_seqs))
-#define SMALL_OTHER(n_seqs) (29312 + 4 * (n_seqs))
+#define SMALL_OTHER(n_seqs) (21120 + 4 * (n_seqs))
 #define PREFILL_OTHER 7296
 #define HOPPER_OTHER 8192
 #define WIDE_HEADS 4	 /* KV heads of a block */

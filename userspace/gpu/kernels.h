@@ -12,6 +12,10 @@
  * does the whole work. Outputs are written, never read, but for sums. Aligned to 16 bytes is
  * fast; less is right and slower, down to one byte, or an element for append.
  *
+ * Launched early (gpu.h), some are ahead of what is before them with what steps do not change: "append", "extend"
+ * and "rope" read everything but rows and sums, products their W, attention also KV rows of sequences but
+ * those of the step itself: as many as there are query tokens, the last ones; without "first".
+ *
  * The function in the fatbin is <module>_<function>.
  */
 #ifndef KVT_GPU_KERNELS_H

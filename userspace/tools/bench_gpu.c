@@ -258,7 +258,8 @@ static int append_rows(struct gb *g, void *arg)
 		if (r->plain)
 			ret = g->ops->copy_d2d_async(g->gpu, dst, src, APPEND_BYTES, g->stream);
 		else
-			ret = g->ops->launch(g->gpu, r->extend ? g->extend : g->append, grid, block, 0, g->stream, args, 1);
+			ret = g->ops->launch_early(g->gpu, r->extend ? g->extend : g->append, grid, block, 0, g->stream,
+						   args, 1);
 	}
 	return ret;
 }
@@ -270,7 +271,7 @@ static int bench_append(struct gb *g)
 	static uint32_t index[APPEND_ROWS];
 	const uint32_t tokens[2] = { 0, APPEND_ROWS }, count = APPEND_ROWS;
 	struct rows r = { .blocks = g->lists, .table = g->lists + BY_ROW * 8ull, .index = g->lists + sizeof(lists) };
-	double s;
+	double s, alike = 0; /* a copy's rate that is launched as often */
 	int ret;
 
 	for (uint32_t i = 0; i < SETS; i++) {
@@ -295,12 +296,14 @@ static int bench_append(struct gb *g)
 	for (int i = 0; i < 3 && !ret; i++) {
 		static const char *const works[] = { "device copy of 512 rows x 8 x 128",
 						     "append 512 x 8 x 128, bf16 as f16, by index", "the same through tables, with digest" };
-		struct gb_row row = { .work = works[i], .unit = "GB/s", .limit_of = "HBM copy", .limit = g->copy_rate * 1e-9 };
+		struct gb_row row = { .work = works[i], .unit = "GB/s", .limit_of = i ? "that copy" : "HBM copy",
+				      .limit = i ? alike : g->copy_rate * 1e-9 };
 
 		r.plain = i == 0;
 		r.extend = i == 2;
 		ret = gb_timed_graph(g, append_rows, &r, &s);
 		row.value = SETS * 2 * APPEND_BYTES / s * 1e-9;
+		alike = i ? alike : row.value;
 		row.wanted = i == 1 ? 0.6 * row.limit : 0;
 		if (!ret)
 			gb_row(g, &row);

@@ -274,7 +274,7 @@ static int launch(struct ref_gpu *g, struct kvt_engine_step step, void *args)
 	kvt_kernel kernel;
 	int err = g->ops->kernel(g->gpu, "engine", step.function, &kernel);
 
-	return err ? err : g->ops->launch(g->gpu, kernel, step.grid, step.block, 0, g->stream, &args, 1);
+	return err ? err : g->ops->launch_early(g->gpu, kernel, step.grid, step.block, 0, g->stream, &args, 1);
 }
 
 /* Ids are arguments: nothing that must outlive the call, and no graph could have them. */
