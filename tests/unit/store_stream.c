@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/err.h"
+#include "lib/host_fault.h"
 #include "store/store.h"
 
 #define ROW 256
@@ -39,11 +40,14 @@ static void rig_open(struct rig *r, const struct kvt_policy_ops *policy)
 		.planes = &geom, .n_planes = 1, .block_bytes = BLOCK, .frames = { 0, 0, FRAMES, 2 * ALL },
 		.headroom = 2 * GROUP, .budget = r->budget, .disk_dir = getenv("TMPDIR"), .numa_node = -1, .policy = policy,
 	};
+	struct kvt_host *inner;
 
 	memset(r, 0, sizeof(*r));
 	for (uint32_t t = 0; t < KVT_TIERS; t++)
 		r->budget[t].limit = 1ull << 30;
-	ck_assert_msg(!kvt_host_open(&host, &r->host), "%s", kvt_last_error());
+	ck_assert_msg(!kvt_host_open(&host, &inner), "%s", kvt_last_error());
+	ck_assert_msg(!kvt_host_fault_open(inner, &(struct kvt_fault){ .kind = KVT_FAULT_NONE }, &r->host), "%s",
+		      kvt_last_error());
 	p.host = r->host;
 	ck_assert_msg(!kvt_store_create(&p, &r->store), "%s", kvt_last_error());
 }
@@ -165,9 +169,13 @@ START_TEST(rows_are_written_down_once)
 	for (uint32_t row = 0; row < ROWS; row++) {
 		kvt_store_stats(r.store, &st);
 		ck_assert_uint_eq(st.disk_writes, before.disk_writes);
+		if (row + 1 == ROWS) { /* from here on there is always one to come */
+			kvt_host_fault_set(r.host, &(struct kvt_fault){ .delay = 3000, .seed = 1 });
+			kvt_store_prefetch(r.store, r.block + TAILS, ALL - TAILS);
+		}
 		for (uint32_t i = 0; i < TAILS; i++)
 			write_row(&r, i, row);
-		for (uint32_t at = TAILS; at + GROUP <= ALL; at += GROUP) {
+		for (uint32_t at = TAILS; at + GROUP <= ALL && row + 1 < ROWS; at += GROUP) {
 			struct kvt_view views[GROUP];
 
 			kvt_store_borrow_begin(r.store, r.block + at, GROUP);
@@ -175,12 +183,12 @@ START_TEST(rows_are_written_down_once)
 			kvt_store_return(r.store, r.block + at, GROUP);
 		}
 	}
-	for (uint32_t n = 0; n < 100000 && st.disk_writes < before.disk_writes + TAILS / 2; n++) {
+	for (uint32_t n = 0; n < 100000 && st.disk_writes == before.disk_writes; n++) {
 		kvt_store_prefetch(r.store, r.block + TAILS, ALL - TAILS);
 		kvt_store_prefetch_drop(r.store, r.block + TAILS, ALL - TAILS);
 		kvt_store_stats(r.store, &st);
 	}
-	ck_assert_uint_ge(st.disk_writes, before.disk_writes + TAILS / 2);
+	ck_assert_uint_gt(st.disk_writes, before.disk_writes);
 	rig_close(&r);
 }
 END_TEST
