@@ -12,6 +12,7 @@
 
 #include "base/err.h"
 #include "lib/host_fault.h"
+#include "lib/scratch.h"
 #include "store/store.h"
 
 #define ROW 256
@@ -38,7 +39,7 @@ static void rig_open(struct rig *r, const struct kvt_policy_ops *policy)
 	struct kvt_host_params host = { .depth = 64, .frame_bytes = BLOCK, .budget = &r->budget[KVT_TIER_RAM] };
 	struct kvt_store_params p = {
 		.planes = &geom, .n_planes = 1, .block_bytes = BLOCK, .frames = { 0, 0, FRAMES, 2 * ALL },
-		.headroom = 2 * GROUP, .budget = r->budget, .disk_dir = getenv("TMPDIR"), .numa_node = -1, .policy = policy,
+		.headroom = 2 * GROUP, .budget = r->budget, .disk_dir = test_scratch(), .numa_node = -1, .policy = policy,
 	};
 	struct kvt_host *inner;
 
