@@ -53,6 +53,14 @@ expect 2 "" 'kvtier inspect: a FILE or DIR is needed*' inspect ''
 expect 2 "" 'kvtier sample: --cases needs a file*' sample --cases ''
 expect 2 "" 'kvtier sample: "--frob" is not an option*' sample --frob
 expect 2 "" 'kvtier: --version takes nothing*' --version please
+# Each option that kvtier run reads is in its help and in the man page.
+options=$(sed -nE 's/^\t\{ "--([a-z-]+)", [A-Z_]+, .*/\1/p' "$KVT_SOURCE/userspace/tools/run_options.c")
+echo "$options" | grep -qx device || { echo "kvtier run: its table of options is not found"; failed=1; }
+help=$("$kvtier" help run)
+for option in $options; do
+	echo "$help" | grep -qE -- "^  (--[a-z, X-]+)?--$option( |\$)" || { echo "kvtier help run: no --$option"; failed=1; }
+	grep -qE "Fl -$option( |$)" "$KVT_SOURCE/docs/man/kvtier.1" || { echo "kvtier.1: no --$option"; failed=1; }
+done
 mkfifo "$TMPDIR/fifo"
 expect 1 "" 'kvtier inspect: *fifo: a pipe or device, not a regular file' inspect "$TMPDIR/fifo"
 expect 1 "" 'kvtier sample: *fifo: a pipe or device, not a regular file' sample --cases "$TMPDIR/fifo"

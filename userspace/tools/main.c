@@ -55,6 +55,7 @@ static const struct command commands[] = {
 	  "  --prefill-chunk N    prompt tokens per step; default 512\n"
 	  "  --host KIND          auto, user or module\n"
 	  "  --backend KIND       auto, cpu or cuda\n"
+	  "  --device N           which GPU, as kvtier doctor lists them; default 0\n"
 	  "  --io KIND            auto, uring or threads\n"
 	  "  --policy NAME        which blocks leave a tier: auto (the default), lru, s3fifo, cost or scan\n"
 	  "  --progress WHEN      auto: on a terminal, and with CI=true a line every ten seconds; always; never\n"
