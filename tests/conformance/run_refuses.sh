@@ -118,6 +118,18 @@ done
 	refuse 1 '--logit-bias for token 260: the vocabulary has 260' $good --prompt a --logit-bias 260=1
 }
 
+# a GPU is named where one is used
+# shellcheck disable=SC2086
+{
+	refuse 2 '--device is of the gpu tier: no --untiered' $good --prompt a --untiered --device 0
+	refuse 2 '--device says which GPU: no --backend cpu' $good --prompt a --gpu-bytes 1M --backend cpu --device 5
+	refuse 2 '--device says which GPU: without --gpu-bytes or --backend cuda' $good --prompt a --device 5
+	refuse 2 '--device says which GPU: without --gpu-bytes or --backend cuda' $good --prompt a --gpu-bytes 0 --device 5
+	refuse 1 '--device 1023, and the cpu backend, to which auto falls back, has device 0 alone: ' $good --prompt a \
+		--gpu-bytes 8M --device 1023
+	refuse 1 '--backend cuda: ' $good --prompt a --backend cuda --device 1023
+}
+
 # an output is not the other one, nor what is read
 ln "$dir/good/model.safetensors" "$dir/hard"
 ln -s good/config.json "$dir/soft"
@@ -225,7 +237,6 @@ rm "$dir/fifo"
 	refuse 1 '--ram-bytes is 1000; .* at least [0-9]+ are needed' $good --prompt a --ram-bytes 1000
 	refuse 1 '--pinned-bytes is 4095 bytes: less than a block of 65536' $good --prompt a --pinned-bytes 4095
 	refuse 1 '--disk-bytes is 4095 bytes: less than a block of 65536' $good --prompt a --disk-bytes 4095
-	refuse 1 'the cpu backend has device 0 alone, 5 asked for' $good --prompt a --gpu-bytes 1M --backend cpu --device 5
 	refuse 1 '--gpu-bytes is 10 bytes: less than a block of 65536' $good --prompt a --gpu-bytes 10
 	refuse 1 "--ram-bytes [0-9]+ and --pinned-bytes 0 are more than this machine's [0-9]+ bytes" $good --prompt a --ram-bytes 64T
 	refuse 1 "--ram-bytes 0 and --pinned-bytes [0-9]+ are more than this machine's [0-9]+ bytes" $good --prompt a --pinned-bytes 900T

@@ -690,7 +690,7 @@ int kvt_gpu_cpu_open_limit(uint32_t device, uint64_t bytes, struct kvt_gpu **gpu
 	struct cpu *c;
 
 	if (device)
-		return kvt_fail(-ENODEV, "the cpu backend has device 0 alone, %u asked for", device);
+		return kvt_fail(-ENODEV, "gpu device %u: the cpu backend has device 0 alone", device);
 	c = calloc(1, sizeof(*c));
 	if (!c)
 		return kvt_fail(-ENOMEM, "no memory for the cpu backend");

@@ -21,6 +21,8 @@ int kvt_gpu_open(uint32_t backend, uint32_t device, struct kvt_gpu **gpu)
 		return kvt_fail_more(err, "backend cuda");
 	if (!err)
 		return 0;
+	if (device)
+		return kvt_fail_more(err, "gpu device %u, and the cpu backend, to which auto falls back, has device 0 alone", device);
 	kvt_log(KVT_LOG_WARN, "gpu: host memory (backend cpu): %s", kvt_last_error());
 	return kvt_gpu_cpu_open(device, gpu);
 }

@@ -295,7 +295,7 @@ static int create_cache(struct run *r)
 	p.host = (uint32_t)r->o.host;
 	p.io = (uint32_t)r->o.io;
 	p.backend = (uint32_t)r->o.backend;
-	p.gpu_device = (uint32_t)r->o.device;
+	p.gpu_device = r->o.device == RUN_UNSET ? 0 : (uint32_t)r->o.device;
 	p.policy = (uint32_t)r->o.policy;
 	p.flags = KVT_CACHE_PUBLISH;
 	if (r->o.store || r->o.warm)

@@ -88,6 +88,7 @@ static const struct tool_word words[] = {
 	{ "max_tokens", "--max-tokens" },
 	{ "host=user", "--host user" },
 	{ "host=module", "--host module" },
+	{ "gpu device", "--device" },
 	{ "backend cuda", "--backend cuda" },
 	{ "backend cpu", "--backend cpu" },
 	{ "the memory or disk budgets", "--ram-bytes, --pinned-bytes or --disk-bytes" },
@@ -314,6 +315,12 @@ static int check_options(struct run_options *o)
 		return tool_usage_error("run", "--untiered keeps the whole cache in memory: it takes no budgets and no --disk-dir");
 	if (o->store && (o->untiered || o->disk_dir))
 		return tool_usage_error("run", "--store is where the disk tier lives: no --disk-dir, and no --untiered");
+	if (o->device != RUN_UNSET && o->untiered)
+		return tool_usage_error("run", "--device is of the gpu tier: no --untiered");
+	if (o->device != RUN_UNSET && o->backend == KVT_BACKEND_CPU)
+		return tool_usage_error("run", "--device says which GPU: no --backend cpu");
+	if (o->device != RUN_UNSET && o->backend == KVT_BACKEND_AUTO && (o->gpu == RUN_UNSET || !o->gpu))
+		return tool_usage_error("run", "--device says which GPU: without --gpu-bytes or --backend cuda none is used");
 	if (o->warm && o->host == KVT_HOST_USER)
 		return tool_usage_error("run", "--warm keeps the ram tier in the kernel module: no --host user");
 	if (o->warm && strlen(o->warm) >= KVTIER_NAME_BYTES)
@@ -327,7 +334,7 @@ int run_options_parse(int argc, char **argv, struct run_options *o)
 	const struct spec *s;
 	int code;
 
-	*o = (struct run_options){ .max_tokens = DEFAULT_MAX_TOKENS, .chunk = DEFAULT_CHUNK, .gpu = RUN_UNSET,
+	*o = (struct run_options){ .max_tokens = DEFAULT_MAX_TOKENS, .chunk = DEFAULT_CHUNK, .gpu = RUN_UNSET, .device = RUN_UNSET,
 				   .pinned = RUN_UNSET, .ram = RUN_UNSET, .disk = RUN_UNSET, .block = DEFAULT_BLOCK,
 				   .kv_type = KVT_F16, .sampling = KVT_SAMPLER_PARAMS_INIT };
 	o->sampling.temperature = 0;

@@ -12,7 +12,7 @@
 struct run_options {
 	const char *model, *tokenizer, *prompt, *prompt_file, *disk_dir, *store, *warm, *stats, *logits;
 	uint64_t max_tokens, threads, chunk, device;
-	uint64_t gpu, pinned, ram, disk, block; /* bytes; RUN_UNSET: not given, but for block */
+	uint64_t gpu, pinned, ram, disk, block; /* bytes; RUN_UNSET: not given, but for block; so @device */
 	uint64_t kv_type, host, io, backend, policy, progress; /* enums */
 	uint64_t untiered, no_fast_load;	/* flags */
 	uint64_t top_k, penalty_last_n;		/* as in @sampling, wider */
