@@ -192,7 +192,8 @@ int kvt_cache_flush(struct kvt_cache *cache);
 
 /*
  * Run fn(arg, i) for i in [0, n) on the cache's compute threads and wait; the
- * caller is one of them. For an engine's own work. Calls take turns.
+ * caller is one of them. For an engine's own work. Calls take turns. fn may
+ * call anything of the library; what it starts itself runs on its own thread.
  */
 void kvt_cache_parallel(struct kvt_cache *cache, uint32_t n, void (*fn)(void *arg, uint32_t i), void *arg);
 

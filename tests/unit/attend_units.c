@@ -2,9 +2,13 @@
 /*
  * Division of attention's work: whichever thread does which splits, however many
  * parts wait to be merged and however wide units are, a row's bits are those of
- * the pass in which each row block takes all splits by itself.
+ * the pass in which each row block takes all splits by itself. Nobody waits for
+ * threads of which another's work waits for him.
  */
 #include <check.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -97,6 +101,68 @@ START_TEST(same_bits_however_divided)
 }
 END_TEST
 
+struct both {
+	struct kvt_cache *cache;
+	struct kvt_seq *seq;
+	atomic_bool stop;
+	atomic_uint failed;
+};
+
+static void attend_once(void *arg, uint32_t i)
+{
+	struct both *b = arg;
+	struct kvt_attn attn = KVT_INIT(attn);
+	float q[4 * DIM] = { 1 }, out[4 * DIM];
+	struct kvt_attn_item item = { .seq = b->seq, .first = 2999, .n = 1, .q = q, .out = out };
+
+	(void)i;
+	attn.v_plane = 1;
+	attn.n_heads = 4;
+	attn.flags = KVT_ATTN_CAUSAL;
+	b->failed += kvt_attend(b->cache, &attn, &item, 1) != 0;
+}
+
+static void *attend_on(void *arg)
+{
+	struct both *b = arg;
+
+	while (!b->stop)
+		attend_once(b, 0);
+	return NULL;
+}
+
+/* One thread attends; another's work on the compute threads does too. */
+START_TEST(within_parallel_work)
+{
+	struct kvt_plane_params planes[2] = { KVT_INIT(planes[0]), KVT_INIT(planes[1]) };
+	struct kvt_cache_params p = KVT_INIT(p);
+	struct both b = { 0 };
+	pthread_t other;
+
+	for (int i = 0; i < 2; i++) {
+		planes[i].codec = KVT_F16;
+		planes[i].heads = 2;
+		planes[i].head_dim = DIM;
+	}
+	p.planes = planes;
+	p.n_planes = 2;
+	p.threads = 2;
+	p.max_tokens = 3000;
+	p.max_query_rows = 1;
+	p.max_query_heads = 4;
+	p.ram_bytes = 16 << 20;
+	ck_assert_msg(!kvt_cache_create(&p, &b.cache), "%s", kvt_last_error());
+	ck_assert_msg(!kvt_seq_create(b.cache, &b.seq) && !kvt_seq_append(b.seq, NULL, 3000), "%s", kvt_last_error());
+	ck_assert_int_eq(pthread_create(&other, NULL, attend_on, &b), 0);
+	for (int i = 0; i < 200; i++)
+		kvt_cache_parallel(b.cache, 4, attend_once, &b);
+	b.stop = true;
+	ck_assert_int_eq(pthread_join(other, NULL), 0);
+	ck_assert_uint_eq(b.failed, 0);
+	kvt_cache_destroy(b.cache);
+}
+END_TEST
+
 int main(void)
 {
 	TCase *tc = tcase_create("bits");
@@ -110,6 +176,7 @@ int main(void)
 #else
 	tcase_add_loop_test(tc, same_bits_however_divided, 0, sizeof(shapes) / sizeof(shapes[0]));
 #endif
+	tcase_add_test(tc, within_parallel_work);
 	suite_add_tcase(s, tc);
 	sr = srunner_create(s);
 	srunner_run_all(sr, CK_NORMAL);

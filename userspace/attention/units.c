@@ -468,13 +468,13 @@ void kvt_units_group(struct pass *p)
 {
 	if (p->parts) {
 		cut_units(p);
-		kvt_workers_run(p->u->workers, kvt_workers_count(p->u->workers), deal, p);
+		kvt_workers_run_now(p->u->workers, kvt_workers_count(p->u->workers), deal, p);
 	} else {
-		kvt_workers_run(p->u->workers, p->c->kv_heads * p->row_blocks, whole_unit, p);
+		kvt_workers_run_now(p->u->workers, p->c->kv_heads * p->row_blocks, whole_unit, p);
 	}
 }
 
 void kvt_units_nothing(struct pass *p)
 {
-	kvt_workers_run(p->u->workers, p->c->kv_heads * p->row_blocks, finish, p);
+	kvt_workers_run_now(p->u->workers, p->c->kv_heads * p->row_blocks, finish, p);
 }

@@ -117,38 +117,59 @@ static void wake(struct kvt_workers *w)
 	pthread_mutex_unlock(&w->lock);
 }
 
+/* All of it by the caller, who is inside meanwhile. */
+static void run_alone(struct kvt_workers *w, uint32_t n, kvt_work_fn fn, void *arg)
+{
+	const struct kvt_workers *outer = inside;
+
+	inside = w;
+	for (uint32_t i = 0; i < n; i++)
+		fn(arg, 0, i);
+	inside = outer;
+}
+
+/* In turn. */
+static void run(struct kvt_workers *w, uint32_t n, kvt_work_fn fn, void *arg)
+{
+	if (w->count == 1 || n <= 1) {
+		run_alone(w, n, fn, arg);
+		return;
+	}
+	w->n = n;
+	w->fn = fn;
+	w->arg = arg;
+	atomic_store(&w->pending, n);
+	atomic_store(&w->left, n);
+	wake(w);
+	work(w, 0);
+	for (int i = 0; i < SPINS && atomic_load(&w->pending); i++)
+		pause_cpu();
+	if (atomic_load(&w->pending)) {
+		pthread_mutex_lock(&w->lock);
+		while (atomic_load(&w->pending))
+			pthread_cond_wait(&w->done, &w->lock);
+		pthread_mutex_unlock(&w->lock);
+	}
+}
+
 void kvt_workers_run(struct kvt_workers *w, uint32_t n, kvt_work_fn fn, void *arg)
 {
 	if (inside == w) {
-		for (uint32_t i = 0; i < n; i++)
-			fn(arg, 0, i);
+		run_alone(w, n, fn, arg);
 		return;
 	}
 	pthread_mutex_lock(&w->turn);
-	if (w->count == 1 || n <= 1) {
-		const struct kvt_workers *outer = inside;
+	run(w, n, fn, arg);
+	pthread_mutex_unlock(&w->turn);
+}
 
-		inside = w;
-		for (uint32_t i = 0; i < n; i++)
-			fn(arg, 0, i);
-		inside = outer;
-	} else {
-		w->n = n;
-		w->fn = fn;
-		w->arg = arg;
-		atomic_store(&w->pending, n);
-		atomic_store(&w->left, n);
-		wake(w);
-		work(w, 0);
-		for (int i = 0; i < SPINS && atomic_load(&w->pending); i++)
-			pause_cpu();
-		if (atomic_load(&w->pending)) {
-			pthread_mutex_lock(&w->lock);
-			while (atomic_load(&w->pending))
-				pthread_cond_wait(&w->done, &w->lock);
-			pthread_mutex_unlock(&w->lock);
-		}
+void kvt_workers_run_now(struct kvt_workers *w, uint32_t n, kvt_work_fn fn, void *arg)
+{
+	if (inside == w || pthread_mutex_trylock(&w->turn)) {
+		run_alone(w, n, fn, arg);
+		return;
 	}
+	run(w, n, fn, arg);
 	pthread_mutex_unlock(&w->turn);
 }
 

@@ -23,4 +23,10 @@ uint32_t kvt_workers_count(const struct kvt_workers *workers);
 /* fn for every i in [0, n), in any order, then return. Callers take turns; called from within fn, the caller does it all. */
 void kvt_workers_run(struct kvt_workers *workers, uint32_t n, kvt_work_fn fn, void *arg);
 
+/*
+ * The same for who holds a lock that fn of another run may be waiting for: does not wait for its turn. While others have the
+ * threads, the caller does it all.
+ */
+void kvt_workers_run_now(struct kvt_workers *workers, uint32_t n, kvt_work_fn fn, void *arg);
+
 #endif
