@@ -235,13 +235,33 @@ rm "$dir/fifo"
 {
 	refuse 1 '--ram-bytes is 0; .* at least [0-9]+ are needed' $good --prompt a --ram-bytes 0
 	refuse 1 '--ram-bytes is 1000; .* at least [0-9]+ are needed' $good --prompt a --ram-bytes 1000
-	refuse 1 '--pinned-bytes is 4095 bytes: less than a block of 65536' $good --prompt a --pinned-bytes 4095
-	refuse 1 '--disk-bytes is 4095 bytes: less than a block of 65536' $good --prompt a --disk-bytes 4095
-	refuse 1 '--gpu-bytes is 10 bytes: less than a block of 65536' $good --prompt a --gpu-bytes 10
 	refuse 1 "--ram-bytes [0-9]+ and --pinned-bytes 0 are more than this machine's [0-9]+ bytes" $good --prompt a --ram-bytes 64T
 	refuse 1 "--ram-bytes 0 and --pinned-bytes [0-9]+ are more than this machine's [0-9]+ bytes" $good --prompt a --pinned-bytes 900T
 	refuse 1 '--gpu-bytes is 1099511627776000 bytes: 35184372023296 are the most with blocks of 65536: lower it' $good --prompt a --gpu-bytes 1000T
 }
+
+# least OPTION OTHERS...: one byte is refused, and so is one less than it says would do; that works
+least() {
+	option=$1
+	shift
+	# shellcheck disable=SC2086
+	least=$("$kvtier" run $good --prompt a "$@" "$option" 1 2>&1 | sed -nE "s/.*$option is 1 bytes: at least ([0-9]+) .*/\1/p")
+	# shellcheck disable=SC2086
+	refuse 1 "$option is $((least - 1)) bytes: at least $least are needed" $good --prompt a "$@" "$option" $((least - 1))
+	# shellcheck disable=SC2086
+	"$kvtier" run $good --prompt a "$@" "$option" "$least" >"$out/text" 2>"$out/err" || {
+		echo "$option $least: $(cat "$out/err")"
+		failed=1
+	}
+	rm -f "$out/err"
+}
+
+least --pinned-bytes
+least --disk-bytes
+least --gpu-bytes --backend cpu
+least --disk-bytes --store "$dir/kept"
+least --disk-bytes --store "$dir/kept4K" --block-bytes 4K
+rm -rf "$dir/kept" "$dir/kept4K"
 
 # ---- directories ----
 # shellcheck disable=SC2086

@@ -257,13 +257,15 @@ static int64_t ram_frames(struct plan *plan, uint64_t bytes)
 	return (int64_t)low;
 }
 
-static int frames_of(const struct plan *plan, const char *what, uint64_t bytes, uint64_t overhead, uint32_t *frames)
+/* @least: the bytes of a block and of the overhead that then is. */
+static int frames_of(const struct plan *plan, const char *what, uint64_t bytes, uint64_t overhead, uint64_t least,
+		     uint32_t *frames)
 {
-	uint64_t n = bytes < overhead ? 0 : (bytes - overhead) / plan->p.block_bytes;
+	uint64_t n = bytes < least ? 0 : (bytes - overhead) / plan->p.block_bytes;
 
 	if (bytes && !n)
-		return kvt_fail(-ENOMEM, "%s is %llu bytes: less than a block of %llu%s; 0 leaves the tier out", what,
-				(unsigned long long)bytes, (unsigned long long)plan->p.block_bytes,
+		return kvt_fail(-ENOMEM, "%s is %llu bytes: at least %llu are needed, a block of %llu%s; 0 leaves the tier out", what,
+				(unsigned long long)bytes, (unsigned long long)least, (unsigned long long)plan->p.block_bytes,
 				overhead ? " and what goes with it" : "");
 	if (n > FRAMES_MAX)
 		return kvt_fail(-EINVAL, "%s is %llu bytes: %llu are the most with blocks of %llu: lower it, or raise block_bytes", what,
@@ -277,6 +279,7 @@ static int frames_of(const struct plan *plan, const char *what, uint64_t bytes, 
 static int make_plan(struct plan *plan, const struct kvt_cache_params *params, bool least)
 {
 	struct kvt_cache_params *p = &plan->p;
+	uint64_t overhead, disk_least;
 	int ret;
 
 	memset(plan, 0, sizeof(*plan));
@@ -307,13 +310,14 @@ static int make_plan(struct plan *plan, const struct kvt_cache_params *params, b
 		plan->store.disk_name = KVT_DIR_SLOTS;
 		plan->log_max = kvt_keeper_log_max(&plan->prefix, p->disk_bytes, p->block_bytes);
 	}
-	ret = frames_of(plan, "pinned_bytes", p->pinned_bytes, 0, &plan->store.frames[KVT_TIER_PINNED]);
+	disk_least = p->store_dir ? kvt_keeper_disk_least(&plan->prefix, p->block_bytes) : p->block_bytes;
+	ret = frames_of(plan, "pinned_bytes", p->pinned_bytes, 0, p->block_bytes, &plan->store.frames[KVT_TIER_PINNED]);
 	if (!ret)
-		ret = frames_of(plan, "disk_bytes", p->disk_bytes, plan->log_max, &plan->store.frames[KVT_TIER_DISK]);
+		ret = frames_of(plan, "disk_bytes", p->disk_bytes, plan->log_max, disk_least, &plan->store.frames[KVT_TIER_DISK]);
 	if (!ret && p->gpu_bytes) {
 		plan->store.frames[KVT_TIER_GPU] = 1;
-		ret = frames_of(plan, "gpu_bytes", p->gpu_bytes,
-				kvt_store_gpu_overhead(&plan->store) + p->gpu_scratch_bytes,
+		overhead = kvt_store_gpu_overhead(&plan->store) + p->gpu_scratch_bytes;
+		ret = frames_of(plan, "gpu_bytes", p->gpu_bytes, overhead, overhead + p->block_bytes,
 				&plan->store.frames[KVT_TIER_GPU]);
 	}
 	return ret;

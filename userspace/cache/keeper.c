@@ -65,13 +65,26 @@ uint64_t kvt_keeper_bytes(const struct kvt_prefix_plan *plan, uint32_t capacity)
 	       plan->chunk_blocks * sizeof(struct kvt_block_entry) + STACK;
 }
 
+#define LOG_LEAST (64u << 10)
+
+/* Of the disk's bytes: the live records of a full disk, as many that are not, and a compacted log beside them. */
+static double log_share(const struct kvt_prefix_plan *plan, uint64_t block_bytes)
+{
+	uint64_t record = 3 * record_max(plan), chunk = plan->chunk_blocks * block_bytes;
+
+	return (double)record / (double)(record + chunk);
+}
+
 uint64_t kvt_keeper_log_max(const struct kvt_prefix_plan *plan, uint64_t disk_bytes, uint64_t block_bytes)
 {
-	/* the live records of a full disk, as many that are not, and a compacted log beside them */
-	uint64_t record = 3 * record_max(plan), chunk = plan->chunk_blocks * block_bytes;
-	double share = (double)record / (double)(record + chunk);
+	return (uint64_t)((double)disk_bytes * log_share(plan, block_bytes)) / 4096 * 4096 + LOG_LEAST;
+}
 
-	return (uint64_t)((double)disk_bytes * share) / 4096 * 4096 + (64u << 10);
+uint64_t kvt_keeper_disk_least(const struct kvt_prefix_plan *plan, uint64_t block_bytes)
+{
+	double bytes = (double)(LOG_LEAST + block_bytes) / (1 - log_share(plan, block_bytes));
+
+	return ((uint64_t)bytes / 4096 + 1) * 4096;
 }
 
 /* ---- queues: with the prefix's lock ---- */

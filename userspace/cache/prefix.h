@@ -96,9 +96,10 @@ int kvt_prefix_key(const struct kvt_prefix_root *root, struct kvt_root_key *key)
 uint32_t kvt_snapshot_above(const struct kvt_prefix *prefix, uint32_t node, uint32_t tokens); /* the deepest, or NONE */
 void kvt_snapshot_drop(struct kvt_prefix *prefix, uint32_t snapshot);
 
-/* keeper.c. Bytes that it takes, and of the directory's those that are the log's. */
+/* keeper.c. Bytes that it takes, of the directory's those that are the log's, and with how many of these there is a slot. */
 uint64_t kvt_keeper_bytes(const struct kvt_prefix_plan *plan, uint32_t capacity);
 uint64_t kvt_keeper_log_max(const struct kvt_prefix_plan *plan, uint64_t disk_bytes, uint64_t block_bytes);
+uint64_t kvt_keeper_disk_least(const struct kvt_prefix_plan *plan, uint64_t block_bytes);
 
 /* Read @dir, whose slot file has @n_slots, into the empty tree, and keep it from now on. After an error, stop. */
 int kvt_keeper_start(struct kvt_prefix *prefix, struct kvt_dir *dir, uint32_t n_slots, uint64_t log_max);
