@@ -743,9 +743,14 @@ START_TEST(a_step_moves_what_is_not_resident)
 	ck_assert_uint_eq(takes, 0);
 	OK(kvt_cache_stats(r.cache, &st));
 	ck_assert_uint_eq(st.tier[KVT_TIER_PINNED].blocks, pinned);
-	ck_assert_uint_eq(st.streamed_bytes - streamed + st.in_place_bytes - in_place, STEPS * pinned * 4096);
-	if (!_i || gpu_backend_is_mock(_i)) /* a device may find in place faster */
+	/* a device may find in place faster: then each fork reads what they share */
+	if (!_i || gpu_backend_is_mock(_i) || st.streamed_bytes > streamed) {
+		ck_assert_uint_eq(st.streamed_bytes - streamed + st.in_place_bytes - in_place, STEPS * pinned * 4096);
 		ck_assert_uint_ge(st.streamed_bytes - streamed, STEPS * (pinned - 8) * 4096); /* but for the open ones */
+	} else {
+		ck_assert_uint_ge(st.in_place_bytes - in_place, STEPS * pinned * 4096);
+		ck_assert_uint_le(st.in_place_bytes - in_place, 2 * STEPS * pinned * 4096);
+	}
 	unmake(&r);
 	gpu_backend_close(_i, gpu);
 }
