@@ -235,8 +235,12 @@ rm "$dir/fifo"
 {
 	refuse 1 '--ram-bytes is 0; .* at least [0-9]+ are needed' $good --prompt a --ram-bytes 0
 	refuse 1 '--ram-bytes is 1000; .* at least [0-9]+ are needed' $good --prompt a --ram-bytes 1000
-	refuse 1 "--ram-bytes [0-9]+ and --pinned-bytes 0 are more than this machine's [0-9]+ bytes" $good --prompt a --ram-bytes 64T
-	refuse 1 "--ram-bytes 0 and --pinned-bytes [0-9]+ are more than this machine's [0-9]+ bytes" $good --prompt a --pinned-bytes 900T
+	refuse 1 "run: --ram-bytes is [0-9]+: more than this machine's [0-9]+ bytes" $good --prompt a --ram-bytes 64T
+	refuse 1 "run: --pinned-bytes is [0-9]+: more than this machine's [0-9]+ bytes" $good --prompt a --pinned-bytes 900T
+	refuse 1 "run: --ram-bytes [0-9]+ and --pinned-bytes [0-9]+ are more than this machine's" $good --prompt a --ram-bytes 64T \
+		--pinned-bytes 1M
+	[ -e /dev/kvtier ] || refuse 1 'run: --warm needs the kernel module: no /dev/kvtier' $good --prompt a --warm x
+	[ -e /dev/kvtier ] || refuse 1 'run: --host module: no /dev/kvtier' $good --prompt a --host module
 	refuse 1 '--gpu-bytes is 1099511627776000 bytes: 35184372023296 are the most with blocks of 65536: lower it' $good --prompt a --gpu-bytes 1000T
 }
 

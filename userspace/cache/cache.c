@@ -87,6 +87,10 @@ static int check_params(struct kvt_cache_params *p, bool least)
 	uint64_t physical = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 	const uint64_t ram = least ? 0 : p->ram_bytes;
 
+	if ((ram > physical || p->pinned_bytes > physical - ram) && (!ram || !p->pinned_bytes))
+		return kvt_fail(-ENOMEM, "%s is %llu: more than this machine's %llu bytes of memory: lower it and give a disk budget",
+				ram ? "ram_bytes" : "pinned_bytes", (unsigned long long)(ram + p->pinned_bytes),
+				(unsigned long long)physical);
 	if (ram > physical || p->pinned_bytes > physical - ram)
 		return kvt_fail(-ENOMEM, "ram_bytes %llu and pinned_bytes %llu are more than this machine's %llu bytes of memory: lower them and give a disk budget",
 				(unsigned long long)ram, (unsigned long long)p->pinned_bytes,
@@ -477,6 +481,8 @@ static int build(struct kvt_cache *c, struct plan *plan)
 		plan->host.budget = &c->budget[KVT_TIER_RAM];
 		c->owns_host = true;
 		ret = kvt_host_open(&plan->host, &c->host);
+		if (ret == -ENODEV)
+			ret = kvt_fail_more(ret, plan->p.warm_name ? "warm_name needs the kernel module" : "host=module");
 		if (ret)
 			return ret;
 	}

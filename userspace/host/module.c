@@ -576,7 +576,7 @@ int kvt_module_open(const struct kvt_host_params *params, struct kvt_host **host
 		m->files[i].fd = -1;
 	m->device = open_device();
 	if (m->device < 0) {
-		ret = kvt_fail_more(-ENODEV, "host=module");
+		ret = -ENODEV;
 		goto free_host;
 	}
 	m->host.eventfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

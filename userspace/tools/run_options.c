@@ -86,11 +86,13 @@ static const struct tool_word words[] = {
 	{ "threads, max_query_rows", "--threads, --prefill-chunk" },
 	{ "max_query_rows", "--prefill-chunk" },
 	{ "max_tokens", "--max-tokens" },
+	{ "warm_name", "--warm" },
 	{ "host=user", "--host user" },
 	{ "host=module", "--host module" },
 	{ "gpu device", "--device" },
 	{ "backend cuda", "--backend cuda" },
 	{ "backend cpu", "--backend cpu" },
+	{ "the memory or disk budgets, or end sequences", "--ram-bytes, --pinned-bytes or --disk-bytes" }, /* it has one */
 	{ "the memory or disk budgets", "--ram-bytes, --pinned-bytes or --disk-bytes" },
 	{ "the memory budgets", "--ram-bytes or --pinned-bytes" },
 	{ "a disk budget", "--disk-bytes" },
