@@ -565,7 +565,7 @@ int kvt_batch_wait(struct kvt_batch *batch);
 /* ---- stats --------------------------------------------------------------- */
 
 struct kvt_tier_stats {
-	uint64_t budget, used, peak; /* bytes; used includes overhead where it counts against the tier */
+	uint64_t budget, used, peak; /* bytes set aside, full or not; with overhead where it counts against the tier */
 	uint64_t overhead;	     /* bytes of metadata, scratch, staging and stacks */
 	uint64_t frames, frames_free;
 	uint64_t blocks; /* blocks readable in this tier */

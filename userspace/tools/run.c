@@ -460,10 +460,10 @@ static void print_tiers(const struct run *r)
 
 	if (kvt_cache_stats(r->cache, &st))
 		return;
-	fprintf(stderr, "%-7s %12s %12s %8s\n", "tier", "budget MiB", "peak MiB", "blocks");
+	fprintf(stderr, "%-7s %12s %14s %8s\n", "tier", "budget MiB", "set aside MiB", "blocks");
 	for (uint32_t t = 0; t < KVT_TIERS; t++)
 		if (st.tier[t].budget)
-			fprintf(stderr, "%-7s %12.1f %12.1f %8llu\n", kvt_tier_name((enum kvt_tier)t),
+			fprintf(stderr, "%-7s %12.1f %14.1f %8llu\n", kvt_tier_name((enum kvt_tier)t),
 				(double)st.tier[t].budget / MIB, (double)st.tier[t].peak / MIB,
 				(unsigned long long)st.tier[t].blocks);
 	fprintf(stderr, "disk    %llu reads, %.1f MiB, %.1f MiB/s; %llu writes, %.1f MiB, %.1f MiB/s\n",

@@ -42,6 +42,13 @@ static double number(json_t *stats, const char *tier, const char *key)
 	return json_number_value(json_object_get(json_object_get(json_object_get(stats, "tier"), tier), key));
 }
 
+/* Bytes that hold something: what is set aside, less the empty places. */
+static double filled(json_t *stats, const char *tier)
+{
+	return number(stats, tier, "used") - number(stats, tier, "frames_free") *
+					     json_number_value(json_object_get(stats, "block_bytes"));
+}
+
 static void print_line(int pid, json_t *stats)
 {
 	static const char *const tiers[] = { "gpu", "pinned", "ram", "disk" };
@@ -52,7 +59,7 @@ static void print_line(int pid, json_t *stats)
 		char text[32] = "-";
 
 		if (number(stats, tiers[i], "budget") > 0)
-			snprintf(text, sizeof(text), "%.1f/%.1f", number(stats, tiers[i], "used") / (1 << 20),
+			snprintf(text, sizeof(text), "%.1f/%.1f", filled(stats, tiers[i]) / (1 << 20),
 				 number(stats, tiers[i], "budget") / (1 << 20));
 		printf(" %15s", text);
 	}
