@@ -253,7 +253,7 @@ struct kvt_rows {
 
 /*
  * Write rows [first, first + n) of @plane, encoding them. -ERANGE outside the
- * sequence; -ENOSPC (every tier is full), -ENOMEM (too many blocks are borrowed),
+ * sequence; -ENOSPC (every tier is full), -ENOMEM (too many blocks are in use),
  * -EIO: a block could not be written; the rows of earlier blocks are, that
  * block's and later ones' are as they were.
  */

@@ -6,6 +6,8 @@
  */
 #include <check.h>
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -476,6 +478,66 @@ START_TEST(goes_down_without_a_disk)
 }
 END_TEST
 
+#define MOVERS 2
+
+struct mover {
+	struct steps *s;
+	const uint32_t *block;
+	enum kvt_tier tier;
+	_Atomic bool *stop;
+	bool failed;
+};
+
+static void *move_on_and_on(void *arg)
+{
+	struct mover *m = arg;
+
+	while (!*m->stop && !m->failed)
+		m->failed = kvt_store_move(m->s->store, m->block, 12, m->tier) < 0 ||
+			    kvt_store_move(m->s->store, m->block, 12, KVT_TIER_DISK) < 0;
+	return NULL;
+}
+
+/* More is moved than there are frames, to a tier that takes none of it, or some: who writes something else finds a frame. */
+START_TEST(a_move_takes_no_frame_from_others)
+{
+	static const struct {
+		uint32_t gpu, pinned, ram;
+		enum kvt_tier tier;
+	} to[] = { { 0, 4, 6, KVT_TIER_GPU }, { 2, 4, 6, KVT_TIER_GPU }, { 0, 4, 6, KVT_TIER_RAM }, { 0, 0, 10, KVT_TIER_RAM } };
+	uint32_t rounds = test_rounds(1500, 300, 300), failed = 0, block;
+	uint8_t rows[4096] = { 1 };
+	struct kvt_rows src = { .data = rows, .type = KVT_ENCODED };
+	struct mover m[MOVERS];
+	_Atomic bool stop = false;
+	pthread_t thread[MOVERS];
+	char why[400] = "";
+	struct steps s;
+
+	steps_open(&s, to[_i].gpu, to[_i].pinned, to[_i].ram, 64, &kvt_policy_lru);
+	src.stride = s.planes[0].row_bytes;
+	steps_write(&s, 24);
+	for (int i = 0; i < MOVERS; i++) {
+		m[i] = (struct mover){ .s = &s, .block = &s.block[12 * i], .tier = to[_i].tier, .stop = &stop };
+		ck_assert(!pthread_create(&thread[i], NULL, move_on_and_on, &m[i]));
+	}
+	for (uint32_t i = 0; i < rounds; i++) {
+		ck_assert(!kvt_store_alloc(s.store, 0, &block));
+		if (kvt_store_write(s.store, block, 0, 16, &src) && !failed++)
+			snprintf(why, sizeof(why), "%s", kvt_last_error());
+		kvt_store_put(s.store, block);
+	}
+	stop = true;
+	for (int i = 0; i < MOVERS; i++) {
+		pthread_join(thread[i], NULL);
+		ck_assert(!m[i].failed);
+	}
+	ck_assert_msg(!failed, "%u of %u writes: %s", failed, rounds, why);
+	steps_verify(&s);
+	steps_close(&s);
+}
+END_TEST
+
 /* What is not written yet goes down no further than leaves the frames that reading needs. */
 START_TEST(headroom_is_not_eaten)
 {
@@ -549,6 +611,7 @@ int main(void)
 	tcase_add_loop_test(t, flipped_on_the_way, 0, 3);
 	tcase_add_test(t, each_tier_gives_to_the_next);
 	tcase_add_loop_test(t, goes_down_without_a_disk, 0, 4);
+	tcase_add_loop_test(t, a_move_takes_no_frame_from_others, 0, 4);
 	tcase_add_test(t, headroom_is_not_eaten);
 	tcase_add_test(t, no_thrash_at_the_edge);
 	suite_add_tcase(s, t);

@@ -791,8 +791,22 @@ err_put:
 
 /* ---- moving ---- */
 
-/* With the lock: bring one block to @tier if there is room. 1: it is there, and held. */
-static int move_one(struct kvt_store *s, uint32_t block, enum kvt_tier tier)
+/*
+ * Is there no frame in @tier for a block of this move but that of another? What came there is not held, so that
+ * others find frames meanwhile; they may take it, but no later block of the same move does.
+ */
+static bool no_frame_for(const struct kvt_store *s, enum kvt_tier tier, uint32_t move)
+{
+	uint32_t victim;
+
+	if (s->frames[tier].n)
+		return false;
+	victim = who_goes(s, 1u << tier);
+	return victim == NONE || s->blocks[victim].move == move;
+}
+
+/* With the lock: bring one block to @tier if there is room. */
+static int move_one(struct kvt_store *s, uint32_t block, enum kvt_tier tier, uint32_t move)
 {
 	struct block *b = &s->blocks[block];
 	int ret;
@@ -802,6 +816,11 @@ static int move_one(struct kvt_store *s, uint32_t block, enum kvt_tier tier)
 	if (!b->rows || b->lost)
 		return 0;
 	kvt_store_grasp(s, block);
+	if ((b->frame != NONE && (b->tier == tier || b->holds)) || no_frame_for(s, tier, move)) {
+		kvt_store_hold(s, block);
+		let_go(s, &block, 1, KVT_USE_AHEAD);
+		return 0;
+	}
 	if (b->frame == NONE) {
 		if (tier != KVT_TIER_GPU) {
 			ret = kvt_store_load(s, block, 1u << tier);
@@ -818,19 +837,12 @@ static int move_one(struct kvt_store *s, uint32_t block, enum kvt_tier tier)
 		kvt_store_unhold(s, block);
 		if (ret)
 			return ret == -ENOMEM || ret == -ENOSPC ? 0 : ret;
-		return move_one(s, block, tier);
-	}
-	if (b->tier != tier) {
-		if (b->holds)
-			return 0;
+	} else {
 		ret = move_frame(s, block, 1u << tier, kvt_store_find_frame);
-		if (ret == -ENODEV) /* to be had from below, or lost */
-			return move_one(s, block, tier);
-		if (ret)
+		if (ret && ret != -ENODEV) /* else to be had from below, or lost */
 			return ret == -EAGAIN ? 0 : ret;
 	}
-	kvt_store_hold(s, block);
-	return 1;
+	return move_one(s, block, tier, move);
 }
 
 /* Is there anything that keeps a block from going to another memory tier right now? */
@@ -864,7 +876,7 @@ static void publish_move(struct kvt_store *s, uint32_t block, enum kvt_tier tier
  * together: one copy, one digest, one wait. What does not go this way, or goes
  * wrong, is left to move_one().
  */
-static void move_together(struct kvt_store *s, const uint32_t *blocks, uint32_t n, enum kvt_tier tier)
+static void move_together(struct kvt_store *s, const uint32_t *blocks, uint32_t n, enum kvt_tier tier, uint32_t move)
 {
 	struct kvt_device_move moves[KVT_DEVICE_GROUP];
 	uint32_t which[KVT_DEVICE_GROUP], count = 0, frame, got, from = 0;
@@ -882,6 +894,8 @@ static void move_together(struct kvt_store *s, const uint32_t *blocks, uint32_t 
 
 		if (!b || !at_rest_elsewhere(b, tier) || (!up && b->tier != KVT_TIER_GPU))
 			continue;
+		if (no_frame_for(s, tier, move))
+			break;
 		kvt_store_grasp(s, blocks[i]);
 		if (b->frame == NONE)
 			continue;
@@ -919,32 +933,31 @@ static void move_together(struct kvt_store *s, const uint32_t *blocks, uint32_t 
 }
 
 /*
- * With the lock: as many blocks to @tier as fit. Those that are there are held
- * until the end, so that no later one takes their frame.
+ * With the lock: as many blocks to @tier as fit. Held are at most a group while it is copied, or the one that is
+ * waited for: however many blocks a move has, whoever else wants a frame finds one.
  */
 static int64_t move_to_memory(struct kvt_store *s, const uint32_t *blocks, uint32_t n, enum kvt_tier tier)
 {
+	uint32_t move = ++s->last_move;
 	int64_t there = 0;
-	uint32_t done = 0;
 	int ret = 0;
 
-	for (; done < n && ret >= 0; done++) {
-		if (s->device && done % KVT_DEVICE_GROUP == 0)
-			move_together(s, blocks + done, n - done < KVT_DEVICE_GROUP ? n - done : KVT_DEVICE_GROUP, tier);
-		if (blocks[done] == KVT_NO_BLOCK)
-			continue;
-		ret = move_one(s, blocks[done], tier);
-		there += ret > 0;
-		if (ret <= 0 && !s->blocks[blocks[done]].dead)
-			kvt_store_hold(s, blocks[done]);
+	if (!s->frames[tier].total || (tier == KVT_TIER_GPU && s->gpu_lost))
+		return 0;
+	for (uint32_t i = 0; i < n; i++)
+		if (blocks[i] != KVT_NO_BLOCK)
+			s->blocks[blocks[i]].move = move;
+	for (uint32_t i = 0; i < n && !ret; i++) {
+		if (s->device && i % KVT_DEVICE_GROUP == 0)
+			move_together(s, blocks + i, n - i < KVT_DEVICE_GROUP ? n - i : KVT_DEVICE_GROUP, tier, move);
+		if (blocks[i] != KVT_NO_BLOCK)
+			ret = move_one(s, blocks[i], tier, move);
 	}
-	while (done--) {
-		if (blocks[done] == KVT_NO_BLOCK)
-			continue;
-		s->policy_ops->touch(s->policy, blocks[done], KVT_USE_AHEAD);
-		kvt_store_unhold(s, blocks[done]);
-	}
-	return ret < 0 ? ret : there;
+	if (ret)
+		return ret;
+	for (uint32_t i = 0; i < n; i++)
+		there += blocks[i] != KVT_NO_BLOCK && s->blocks[blocks[i]].frame != NONE && s->blocks[blocks[i]].tier == tier;
+	return there;
 }
 
 /* With the lock: write back what is dirty, many writes in flight. Afterwards all are at rest. */

@@ -50,6 +50,7 @@ struct block {
 	uint32_t frame; /* in .tier, or NONE */
 	uint32_t slot;	/* or NONE */
 	uint32_t next;	/* free list */
+	uint32_t move;	/* the last one that asked for it, by kvt_store.last_move */
 	int16_t error;	/* of the last load; taken by who waits for it */
 	uint8_t tier;	/* KVT_TIER_DISK: not in memory */
 	uint8_t state;
@@ -122,6 +123,7 @@ struct kvt_store {
 	uint32_t working;	 /* calls that hold blocks for a bounded time and do not sleep */
 	uint32_t asleep;	 /* calls that do, until the next wake-up makes them working again */
 	uint64_t wakeups;
+	uint32_t last_move;	 /* moves to memory that began */
 	bool stuck;		 /* all sleep, and nothing is in flight: who can fail must */
 	uint32_t urgent;	 /* calls that wait for a frame */
 	uint32_t flushing;	 /* calls that wait for dirty blocks to become clean */

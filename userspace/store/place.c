@@ -276,6 +276,26 @@ int kvt_store_take_frame(struct kvt_store *s, uint32_t tiers, uint32_t *tier, ui
 	return 0;
 }
 
+/* Nothing can leave memory: who has it. */
+static int all_held(const struct kvt_store *s)
+{
+	uint32_t read = 0, pinned = 0, changed = 0, moved = 0;
+
+	for (uint32_t i = 0; i < s->n_blocks; i++) {
+		const struct block *b = &s->blocks[i];
+
+		if (b->state == B_FREE || b->frame == NONE)
+			continue;
+		moved += b->state == B_MOVING;
+		changed += b->changing;
+		pinned += b->pins && !b->changing;
+		read += b->state == B_IDLE && b->holds && !b->pins && !b->changing;
+	}
+	return kvt_fail(-ENOMEM, "of %u host and %u gpu frames of %llu bytes none comes free: %u are borrowed or being read, %u in use by gpu batches, %u being written, %u moved, %u loaded; %u are not yet on disk: do less of it at once, or raise the memory budgets",
+			kvt_store_host_frames(s), s->frames[KVT_TIER_GPU].total, (unsigned long long)s->block_bytes, read, pinned,
+			changed, moved, s->loads, s->dirty);
+}
+
 static int no_room(struct kvt_store *s)
 {
 	const struct free_list *disk = &s->frames[KVT_TIER_DISK];
@@ -294,8 +314,7 @@ static int no_room(struct kvt_store *s)
 		return kvt_fail(-ENOSPC, "all %u memory frames are in use and the disk tier's file system is full: it gave %u of %u slots of %llu bytes: free space there, or raise the memory budgets",
 				frames, disk->total, s->budget_frames[KVT_TIER_DISK], (unsigned long long)s->block_bytes);
 	if (s->policy_ops->victim(s->policy, MEMORY_TIERS, false) == KVT_POLICY_NONE)
-		return kvt_fail(-ENOMEM, "of %u memory frames of %llu bytes too many are borrowed, %u of them not yet written to disk: return some, or raise the memory budgets",
-				frames, (unsigned long long)s->block_bytes, s->dirty);
+		return all_held(s);
 	return kvt_fail(-ENOSPC, "all %u memory frames and %u disk slots of %llu bytes are in use: raise the memory or disk budgets, or end sequences",
 			frames, disk->total, (unsigned long long)s->block_bytes);
 }
