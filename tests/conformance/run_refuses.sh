@@ -267,6 +267,38 @@ least --disk-bytes --store "$dir/kept"
 least --disk-bytes --store "$dir/kept4K" --block-bytes 4K
 rm -rf "$dir/kept" "$dir/kept4K"
 
+# room OPTION BYTES OTHERS...: too little for prompt and answer is refused at the start, with what is wanting; with that the
+# run comes to its end, and with a block less it does not start.
+room() {
+	option=$1 bytes=$2 more=first
+	shift 2
+	long="--model $KVT_SOURCE/tests/data/kvt-demo --prompt-file $dir/long --max-tokens 4 --block-bytes 4K --threads 1"
+	for try in 1 2 3 4; do
+		# shellcheck disable=SC2086
+		"$kvtier" run $long "$@" "$option" "$bytes" --logits "$out/got" >"$out/text" 2>"$out/err" && break
+		[ ! -s "$out/text" ] || { echo "$option $bytes: fails on the way"; failed=1; }
+		more=$(sed -nE "s/.*take [0-9]+ bytes in blocks of 4096: at least ([0-9]+) more are needed in .*$option.*/\1/p" "$out/err")
+		[ "$more" ] || break
+		bytes=$((bytes + more))
+	done
+	if [ "$more" = first ] || ! cmp "$out/got" "$out/long"; then
+		echo "room $option $bytes $*, try $try: $(cat "$out/err")"
+		failed=1
+	fi
+	rm -f "$out/got" "$out/err"
+	# shellcheck disable=SC2086
+	refuse 1 "at least 4096 more are needed in .*$option" $long "$@" "$option" $((bytes - 4096))
+}
+
+head -c 600 "$KVT_SOURCE/README.md" >"$dir/long"
+"$kvtier" run --model "$KVT_SOURCE/tests/data/kvt-demo" --prompt-file "$dir/long" --max-tokens 4 --untiered --logits "$out/long" \
+	>"$out/text" 2>"$out/err" || { echo "the long prompt: $(cat "$out/err")"; failed=1; }
+rm -f "$out/err"
+room --pinned-bytes 163840 --disk-bytes 0
+# shellcheck disable=SC2086
+refuse 1 'at least [0-9]+ more are needed in --disk-bytes' $long --ram-bytes 2M --disk-bytes 400K
+room --pinned-bytes 163840 --disk-bytes 0 --gpu-bytes 1M --backend cpu
+
 # ---- directories ----
 # shellcheck disable=SC2086
 {

@@ -392,6 +392,11 @@ int64_t kvt_cache_min_gpu(const struct kvt_cache_params *params)
 	return ret;
 }
 
+uint64_t kvt_cache_wanting(const struct kvt_cache *cache, uint64_t blocks)
+{
+	return kvt_store_wanting(cache->store, blocks) * cache->block_bytes;
+}
+
 static int divide_ram(struct plan *plan)
 {
 	uint64_t ram = plan->p.ram_bytes, least;

@@ -112,6 +112,9 @@ void kvt_table_put(struct kvt_cache *cache, uint32_t *entry);
 /* The smallest gpu_bytes with which a cache of @params has a gpu tier: gpu_scratch_bytes, staging and a block. Or an errno. */
 int64_t kvt_cache_min_gpu(const struct kvt_cache_params *params);
 
+/* Bytes that the tiers would have to have more, at least, for @blocks at the same time. */
+uint64_t kvt_cache_wanting(const struct kvt_cache *cache, uint64_t blocks);
+
 /* Take over what the store found in a warm pool. */
 void kvt_cache_recover(struct kvt_cache *cache);
 

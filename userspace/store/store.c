@@ -209,6 +209,11 @@ static void release(struct kvt_store *s)
 	free(s);
 }
 
+uint64_t kvt_store_wanting(const struct kvt_store *s, uint64_t blocks)
+{
+	return blocks > s->n_blocks ? blocks - s->n_blocks : 0;
+}
+
 int kvt_store_create(const struct kvt_store_params *p, struct kvt_store **store)
 {
 	struct kvt_store *s = calloc(1, sizeof(*s));

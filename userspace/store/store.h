@@ -82,6 +82,9 @@ uint64_t kvt_store_gpu_overhead(const struct kvt_store_params *);
 int kvt_store_create(const struct kvt_store_params *, struct kvt_store **);
 void kvt_store_destroy(struct kvt_store *);
 
+/* How many frames and slots there are too few for @blocks at the same time; a disk tier needs some to spare. */
+uint64_t kvt_store_wanting(const struct kvt_store *, uint64_t blocks);
+
 /* A new block of @plane with no rows and one reference. -ENOSPC: no block is free. */
 int kvt_store_alloc(struct kvt_store *, uint32_t plane, uint32_t *block);
 void kvt_store_get(struct kvt_store *, uint32_t block); /* one more reference */

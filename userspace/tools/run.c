@@ -268,6 +268,19 @@ static int choose_budgets(const struct run *r, uint64_t all, struct kvt_cache_pa
 	return 0;
 }
 
+/* Said now, not when half of the prompt is computed. */
+static int check_room(const struct run *r, bool disk)
+{
+	const uint64_t tokens = (uint64_t)r->n_ids + r->max_new - 1, bytes = blocks_bytes(r, tokens);
+	const uint64_t wanting = kvt_cache_wanting(r->cache, bytes / r->o.block);
+
+	if (!wanting)
+		return 0;
+	return kvt_fail(-ENOSPC, "the prompt's %u tokens and the %u to come take %llu bytes in blocks of %llu: at least %llu more are needed in %s, or a lower max_tokens",
+			r->n_ids, r->max_new, (unsigned long long)bytes, (unsigned long long)r->o.block,
+			(unsigned long long)wanting, disk ? "disk_bytes" : "ram_bytes or pinned_bytes");
+}
+
 static int create_cache(struct run *r)
 {
 	const struct ref_config *c = &r->model->config;
@@ -314,6 +327,8 @@ static int create_cache(struct run *r)
 		err = choose_budgets(r, blocks_bytes(r, tokens), &p);
 	if (!err)
 		err = kvt_cache_create_on(&p, NULL, r->gpu, &r->cache);
+	if (!err)
+		err = check_room(r, p.disk_bytes);
 	if (!err && r->o.block % r->row_bytes)
 		fprintf(stderr, "kvtier run: note: a row of %llu bytes does not divide the block of %llu (--block-bytes): "
 			"%llu bytes of each block stay unused\n", (unsigned long long)r->row_bytes, (unsigned long long)r->o.block,
