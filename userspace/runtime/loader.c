@@ -40,6 +40,7 @@
 #define STRAIGHT_MIN  (256u << 10) /* whole blocks of a span below which staging, with its neighbours, is better */
 #define GAP_BYTES     (128u << 10) /* read over a smaller gap: it costs less than another read */
 #define CACHE_SAMPLES 64	   /* places asked of the page cache for each shard */
+#define PAGE	      4096u /* of the page cache, at least */
 
 struct span {
 	uint32_t shard;
@@ -270,11 +271,14 @@ static int open_direct(struct load *l, uint32_t shard)
 	return 0;
 }
 
-/* Whether most of a shard's wanted bytes are in the page cache: asked of a sample, by reads that may not wait. */
+/*
+ * Whether most of a shard's wanted bytes are in the page cache: asked of a sample, by reads that may not wait. A page is asked for
+ * once: the kernel begins to read one that it does not have, and soon has it.
+ */
 static bool cached(const struct load *l, uint32_t first)
 {
 	uint32_t shard = l->spans[first].shard, hits = 0, n = 0;
-	uint64_t bytes = 0, next = 0, at = 0;
+	uint64_t bytes = 0, next = 0, at = 0, asked = UINT64_MAX;
 	char byte;
 
 	for (uint32_t i = first; l->spans[i].shard == shard; i++)
@@ -282,10 +286,15 @@ static bool cached(const struct load *l, uint32_t first)
 	/* no readahead for a question */
 	posix_fadvise(l->w->shards[shard].fd, 0, 0, POSIX_FADV_RANDOM);
 	for (uint32_t i = first; l->spans[i].shard == shard; at += l->spans[i++].bytes)
-		for (; next < at + l->spans[i].bytes; next += bytes / CACHE_SAMPLES + 1, n++) {
+		for (; next < at + l->spans[i].bytes; next += bytes / CACHE_SAMPLES + 1) {
 			struct iovec one = { &byte, 1 };
+			uint64_t offset = l->spans[i].offset + (next - at);
 
-			hits += preadv2(l->w->shards[shard].fd, &one, 1, l->spans[i].offset + (next - at), RWF_NOWAIT) == 1;
+			if (offset / PAGE == asked)
+				continue;
+			asked = offset / PAGE;
+			n++;
+			hits += preadv2(l->w->shards[shard].fd, &one, 1, (off_t)offset, RWF_NOWAIT) == 1;
 		}
 	posix_fadvise(l->w->shards[shard].fd, 0, 0, POSIX_FADV_NORMAL);
 	return hits * 4 >= n * 3;
