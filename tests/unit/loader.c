@@ -275,11 +275,18 @@ START_TEST(rule)
 	load_and_compare(w, all, &p, NULL, &r); /* it has just been written */
 	ck_assert_uint_eq(r.shards[KVT_LOAD_BUFFERED], 1);
 	for (size_t k = 0; k < 4; k++) {
-		if (!drop_cached(fd, map, w->shards[0].bytes)) {
-			printf("SKIP: rule: %s keeps its pages cached\n", path);
+		int tries = 20; /* a disk may have a page there before the call that asks for it has returned */
+
+		do {
+			if (!drop_cached(fd, map, w->shards[0].bytes)) {
+				printf("SKIP: rule: %s keeps its pages cached\n", path);
+				k = 4;
+				break;
+			}
+			load_and_compare(w, picks[k], &p, NULL, &r);
+		} while (r.shards[KVT_LOAD_BUFFERED] && --tries);
+		if (k == 4)
 			break;
-		}
-		load_and_compare(w, picks[k], &p, NULL, &r);
 		ck_assert_uint_eq(r.shards[KVT_LOAD_BUFFERED], 0);
 		ck_assert_uint_eq(r.shards[KVT_LOAD_DIRECT] + r.shards[KVT_LOAD_MMAP], 1);
 	}
