@@ -504,7 +504,8 @@ START_TEST(a_move_takes_no_frame_from_others)
 	static const struct {
 		uint32_t gpu, pinned, ram;
 		enum kvt_tier tier;
-	} to[] = { { 0, 4, 6, KVT_TIER_GPU }, { 2, 4, 6, KVT_TIER_GPU }, { 0, 4, 6, KVT_TIER_RAM }, { 0, 0, 10, KVT_TIER_RAM } };
+	} to[] = { { 0, 4, 6, KVT_TIER_GPU }, { 2, 4, 6, KVT_TIER_GPU },
+		   { 0, 4, 6, KVT_TIER_RAM }, { 0, 0, 10, KVT_TIER_RAM } };
 	uint32_t rounds = test_rounds(1500, 300, 300), failed = 0, block;
 	uint8_t rows[4096] = { 1 };
 	struct kvt_rows src = { .data = rows, .type = KVT_ENCODED };

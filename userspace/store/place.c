@@ -292,8 +292,8 @@ static int all_held(const struct kvt_store *s)
 		read += b->state == B_IDLE && b->holds && !b->pins && !b->changing;
 	}
 	return kvt_fail(-ENOMEM, "of %u host and %u gpu frames of %llu bytes none comes free: %u are borrowed or being read, %u in use by gpu batches, %u being written, %u moved, %u loaded; %u are not yet on disk: do less of it at once, or raise the memory budgets",
-			kvt_store_host_frames(s), s->frames[KVT_TIER_GPU].total, (unsigned long long)s->block_bytes, read, pinned,
-			changed, moved, s->loads, s->dirty);
+			kvt_store_host_frames(s), s->frames[KVT_TIER_GPU].total, (unsigned long long)s->block_bytes,
+			read, pinned, changed, moved, s->loads, s->dirty);
 }
 
 static int no_room(struct kvt_store *s)
