@@ -361,7 +361,7 @@ static void failed_as_it_may(const struct side *s, int err)
 
 START_TEST(lost_at_any_call)
 {
-	const uint64_t step = test_rounds(11, 41, 79);
+	const uint64_t step = test_rounds(11, 41, 53);
 	uint64_t runs = 0;
 	int ret = -1;
 
