@@ -272,8 +272,8 @@ static int open_direct(struct load *l, uint32_t shard)
 }
 
 /*
- * Whether most of a shard's wanted bytes are in the page cache: asked of a sample, by reads that may not wait. A page is asked for
- * once: the kernel begins to read one that it does not have, and soon has it.
+ * Whether most of a shard's wanted bytes are in the page cache: asked of a sample, by reads that may not wait. A page is
+ * asked for once: the kernel begins to read one that it does not have, and soon has it.
  */
 static bool cached(const struct load *l, uint32_t first)
 {

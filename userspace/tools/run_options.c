@@ -336,9 +336,9 @@ int run_options_parse(int argc, char **argv, struct run_options *o)
 	const struct spec *s;
 	int code;
 
-	*o = (struct run_options){ .max_tokens = DEFAULT_MAX_TOKENS, .chunk = DEFAULT_CHUNK, .gpu = RUN_UNSET,
-				   .device = RUN_UNSET, .pinned = RUN_UNSET, .ram = RUN_UNSET, .disk = RUN_UNSET, .block = DEFAULT_BLOCK,
-				   .kv_type = KVT_F16, .sampling = KVT_SAMPLER_PARAMS_INIT };
+	*o = (struct run_options){ .max_tokens = DEFAULT_MAX_TOKENS, .chunk = DEFAULT_CHUNK, .block = DEFAULT_BLOCK,
+				   .gpu = RUN_UNSET, .pinned = RUN_UNSET, .ram = RUN_UNSET, .disk = RUN_UNSET,
+				   .device = RUN_UNSET, .kv_type = KVT_F16, .sampling = KVT_SAMPLER_PARAMS_INIT };
 	o->sampling.temperature = 0;
 	o->sampling.flags = KVT_SAMPLER_ADAPTIVE;
 	tool_words = words;
