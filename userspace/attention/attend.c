@@ -54,11 +54,6 @@ struct kvt_attend {
 	struct kvt_units units;
 };
 
-static uint64_t round_up(uint64_t n, uint64_t to)
-{
-	return (n + to - 1) / to * to;
-}
-
 uint32_t kvt_split_blocks(uint32_t block_rows)
 {
 	if (block_rows % KVT_SPLIT == 0)
@@ -81,19 +76,19 @@ static struct layout layout_of(const struct kvt_attend_params *p)
 	if (l.capacity < p->split_blocks)
 		l.capacity = p->split_blocks;
 	for (int i = 0; i < 2; i++) {
-		l.blocks[i] = at = round_up(at, ALIGN);
+		l.blocks[i] = at = kvt_round_up(at, ALIGN);
 		at += l.capacity * sizeof(uint32_t);
 	}
-	l.views = at = round_up(at, ALIGN);
+	l.views = at = kvt_round_up(at, ALIGN);
 	at += l.capacity * sizeof(struct kvt_view);
 	l.ahead = AHEAD_BYTES / p->block_bytes < p->frames / 2 ? (uint32_t)(AHEAD_BYTES / p->block_bytes) : p->frames / 2;
 	if (l.ahead < p->split_blocks)
 		l.ahead = p->split_blocks;
-	l.asked = at = round_up(at, ALIGN);
+	l.asked = at = kvt_round_up(at, ALIGN);
 	at += l.ahead * sizeof(struct asked);
 	l.list = at;
 	at += l.ahead * sizeof(uint32_t);
-	l.units = at = round_up(at, ALIGN);
+	l.units = at = kvt_round_up(at, ALIGN);
 	l.total = at + kvt_units_bytes(p);
 	return l;
 }
@@ -117,7 +112,7 @@ int kvt_attend_create(const struct kvt_attend_params *p, struct kvt_store *store
 		      struct kvt_attend **attend)
 {
 	struct layout l = layout_of(p);
-	uint8_t *memory = aligned_alloc(ALIGN, round_up(l.total, ALIGN));
+	uint8_t *memory = aligned_alloc(ALIGN, kvt_round_up(l.total, ALIGN));
 	struct kvt_attend *a = (struct kvt_attend *)memory;
 
 	if (!memory)

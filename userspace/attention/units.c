@@ -43,11 +43,6 @@ struct merging {
 	atomic_bool busy;
 } __attribute__((aligned(ALIGN)));
 
-static uint64_t round_up(uint64_t n, uint64_t to)
-{
-	return (n + to - 1) / to * to;
-}
-
 /* ---- memory ---- */
 
 struct layout {
@@ -57,7 +52,7 @@ struct layout {
 
 static uint64_t state_bytes(uint64_t rows, uint32_t v_dim)
 {
-	return round_up(rows * (v_dim + 2ull) * sizeof(float), ALIGN);
+	return kvt_round_up(rows * (v_dim + 2ull) * sizeof(float), ALIGN);
 }
 
 static struct layout layout_of(const struct kvt_attend_params *p)
@@ -69,8 +64,8 @@ static struct layout layout_of(const struct kvt_attend_params *p)
 	l.merging = l.part + state_bytes((uint64_t)PART_TOKENS * p->max_query_heads, p->max_v_dim);
 	l.scratch = l.merging + p->max_query_heads * sizeof(struct merging);
 	/* the kernel's scratch, and a part's accumulator, which merge() reads */
-	l.scratch_bytes = round_up(sizeof(struct rows), ALIGN) + state_bytes(UNIT_ROWS, p->max_v_dim) +
-			  round_up(kvt_attn_kernels(NULL)->scratch_bytes(&shape, UNIT_ROWS), ALIGN);
+	l.scratch_bytes = kvt_round_up(sizeof(struct rows), ALIGN) + state_bytes(UNIT_ROWS, p->max_v_dim) +
+			  kvt_round_up(kvt_attn_kernels(NULL)->scratch_bytes(&shape, UNIT_ROWS), ALIGN);
 	l.wide_bytes = p->widen ? KVT_SPLIT * (p->max_k_dim + p->max_v_dim) * sizeof(float) : 0;
 	l.scratch_bytes += l.wide_bytes;
 	l.total = l.scratch + l.scratch_bytes * p->threads;
@@ -246,7 +241,7 @@ static struct mine mine_of(const struct kvt_units *u, uint32_t worker)
 	uint8_t *at = u->scratch + worker * u->scratch_bytes;
 	struct mine m = { .rows = (struct rows *)at, .wide = (float *)(at + u->scratch_bytes - u->wide_bytes) };
 
-	at += round_up(sizeof(struct rows), ALIGN);
+	at += kvt_round_up(sizeof(struct rows), ALIGN);
 	m.acc = (float *)at;
 	m.kernel = at + state_bytes(UNIT_ROWS, u->max_v_dim);
 	return m;

@@ -10,6 +10,11 @@
 
 #define UNIT_ROWS 128 /* query rows of a unit */
 
+static inline uint64_t kvt_round_up(uint64_t n, uint64_t to)
+{
+	return (n + to - 1) / to * to;
+}
+
 /* Consecutive splits, and the blocks that they lie in. */
 struct group {
 	uint64_t first, end; /* splits [first, end) */
