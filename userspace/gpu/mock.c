@@ -546,6 +546,12 @@ static int check_device(struct mock *m, const char *what, kvt_dptr p, uint64_t b
 			(unsigned long long)bytes, (unsigned long long)p);
 }
 
+/* The same for what a kernel may read too: the device's, or pinned memory of the host. */
+static int check_source(struct mock *m, const char *what, uint64_t p, uint64_t bytes)
+{
+	return kvt_ranges_pinned(&m->ranges, p, bytes) ? 0 : check_device(m, what, p, bytes);
+}
+
 /* ---- streams ---- */
 
 static struct stream *stream_of(struct mock *m, kvt_stream handle)
@@ -676,8 +682,7 @@ static int mock_copy_2d_async(struct kvt_gpu *gpu, kvt_dptr dst, uint64_t dst_pi
 		err = kvt_fail(-EINVAL, "mock: copy_2d: rows of %llu bytes, pitches of %llu and %llu",
 			       (unsigned long long)width, (unsigned long long)dst_pitch, (unsigned long long)src_pitch);
 	if (!err && (check_device(m, "copy_2d", dst, span(dst_pitch, width, height)) ||
-		     (!kvt_ranges_pinned(&m->ranges, src, span(src_pitch, width, height)) &&
-		      check_device(m, "copy_2d", src, span(src_pitch, width, height)))))
+		     check_source(m, "copy_2d", src, span(src_pitch, width, height))))
 		err = -EINVAL;
 	return leave(m, err ? err : put(m, stream, &op));
 }
@@ -694,8 +699,7 @@ static int put_batch(struct mock *m, const uint64_t *dst, const uint64_t *src, u
 	if (s->capturing)
 		return kvt_fail(-EINVAL, "mock: stream %u is capturing: batched copies cannot be", stream);
 	for (uint32_t i = 0; i < n && bytes; i++)
-		if ((!kvt_ranges_pinned(&m->ranges, dst[i], bytes) && check_device(m, "copy_batch to", dst[i], bytes)) ||
-		    (!kvt_ranges_pinned(&m->ranges, src[i], bytes) && check_device(m, "copy_batch from", src[i], bytes)))
+		if (check_source(m, "copy_batch to", dst[i], bytes) || check_source(m, "copy_batch from", src[i], bytes))
 			return -EINVAL;
 	for (uint32_t i = first; i < first + n && !err; i++)
 		err = put_copy(m, stream, dst[i % n], src[i % n], bytes);
