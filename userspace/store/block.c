@@ -512,13 +512,11 @@ uint32_t kvt_store_prefetch(struct kvt_store *s, const uint32_t *blocks, uint32_
 
 uint32_t kvt_store_prefetch_room(struct kvt_store *s)
 {
-	uint64_t frames = 0, room = 0;
+	uint64_t frames, room;
 
 	pthread_mutex_lock(&s->lock);
-	for (uint32_t t = 0; t < KVT_TIER_DISK; t++)
-		frames += s->frames[t].total;
-	for (uint32_t t = 0; t < KVT_TIER_DISK; t++)
-		room += HOST_TIERS >> t & 1 ? s->frames[t].n : 0;
+	frames = (uint64_t)kvt_store_host_frames(s) + s->frames[KVT_TIER_GPU].total;
+	room = (uint64_t)s->frames[KVT_TIER_PINNED].n + s->frames[KVT_TIER_RAM].n;
 	room += s->st.blocks > frames ? (s->st.blocks - frames) / AHEAD_SHARE : 0;
 	pthread_mutex_unlock(&s->lock);
 	return (uint32_t)room;
